@@ -9,9 +9,9 @@ defaults does not use it: of held-out rows, and of the second half of their colu
 (``conditional``, 100 rows). *Small*: the 16 tables of
 ``defaults.py``, with its splits and units. *Gaps*: tables of ``tables.py gaps``, 600 training rows
 with 40 % of their cells removed, complete test rows. *Large*: 4,000 training rows without gaps of
-such tables, and 16,000 of 17 columns drawn from a normal distribution (``normal``).
-``consistency`` is the disagreement of conditionals with the joint density. Runs that the file has
-are not repeated.
+such tables, 16,000 of 17 columns drawn from a normal distribution (``normal``), and 10,000 of two
+parameters and what is observed of them with one of two errors (``two scales``). ``consistency`` is
+the disagreement of conditionals with the joint density. Runs that the file has are not repeated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from selfnorm.tables import members, training
 
 GAPS = ("adult", "shoppers", "penguins", "california")
 LARGE = ("adult", "shoppers", "magic", "california", "diamonds", "power", "normal")
+LARGE += ("two scales",)
 GAP_ROWS, GAP_SHARE, LARGE_ROWS, MOST_TESTED, CONDITIONED = 600, 0.4, 4000, 3000, 100
+SCALES, OBSERVED_ROWS = (1.0, 0.1), 10_000
 NORMAL_ROWS, NORMAL_COLUMNS, NORMAL_FACTORS, NORMAL_NOISE = 16_000, 17, 5, 0.3
 ALL_ON = "all on"
 
@@ -142,6 +144,10 @@ def straight(fitted: EnergyDensity) -> bool:
 # what is switched off: whether a fitted model uses it, and the switch
 Switch = tuple[Callable[[EnergyDensity], bool], Callable[[], AbstractContextManager[None]]]
 MECHANISMS: dict[str, Switch] = {
+    "lines": (
+        lambda fitted: chain_of(fitted).lines is not None,
+        lambda: mock.patch.object(members, "has_ridge", return_value=False),
+    ),
     "straight columns": (straight, bent),
     "ordered levels": (
         lambda fitted: len(chain_of(fitted).layout.ordered) > 0,
@@ -192,12 +198,25 @@ def normal(split: int) -> tuple[Any, Any, Schema]:
     return x[:NORMAL_ROWS], x[NORMAL_ROWS:], Schema.detect(x)
 
 
+def two_scales(split: int) -> tuple[Any, Any, Schema]:
+    """Rows of two parameters, and of what is observed of them with a small or a large error."""
+    rng = np.random.default_rng(split)
+    n = OBSERVED_ROWS + MOST_TESTED
+    parameters = rng.uniform(-10, 10, size=(n, 2))
+    observed = parameters + rng.choice(SCALES, size=(n, 1)) * rng.normal(size=(n, 2))
+    x = np.hstack([parameters, observed])
+    return x[:OBSERVED_ROWS], x[OBSERVED_ROWS:], Schema.detect(x)
+
+
+DRAWN = {"normal": normal, "two scales": two_scales}
+
+
 def rows_for(name: str, split: int, data: Path) -> tuple[Any, Any, Schema]:
     """Training and test rows of a table by its name here, and their schema."""
     if name in defaults.REPORTED:
         return small(name, split, data)
-    if name == "normal":
-        return normal(split)
+    if name in DRAWN:
+        return DRAWN[name](split)
     return mixed(name.removesuffix(", gaps"), split, data, name.endswith(", gaps"))
 
 

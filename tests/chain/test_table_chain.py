@@ -22,6 +22,9 @@ def shaken(parts, x=None, **options):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
+    if model.lines is not None:
+        packed, _ = model.columns.pack(x)
+        model.start_at_lines(packed, torch.ones(len(x)))
     return model.eval()
 
 
@@ -45,11 +48,11 @@ def codes(sizes, n=200):
     return parts, coded(*((place, 0 * place) for place in places))
 
 
-@pytest.fixture(params=["", "ordered"])
+@pytest.fixture(params=["", "lines", "ordered"])
 def options(request, monkeypatch):
-    """Options of chains: levels each by itself, or by mixtures over them."""
+    """Options of chains: numbers relative to lines, levels by mixtures over them."""
     monkeypatch.setattr(layout, "ORDERED_FROM", 2)
-    return {"ordered": True} if request.param else {}
+    return {request.param: True} if request.param else {}
 
 
 def test_masses_of_all_rows_of_a_finite_table_add_to_one(options):
@@ -76,9 +79,10 @@ def mixed(n=400):
     return parts, coded((kind, 0 * kind), (count != 0, count), (size != 1.5, size * (size != 1.5)))
 
 
-def test_conditionals_of_every_kind_add_to_one():
+@pytest.mark.parametrize("lines", [False, True])
+def test_conditionals_of_every_kind_add_to_one(lines):
     parts, x = mixed()
-    model = shaken(parts, x)
+    model = shaken(parts, x, lines=lines)
     given = ~torch.eye(3, dtype=torch.bool)
 
     def probabilities(place, values):
@@ -120,6 +124,43 @@ def test_samples_of_cells_follow_the_masses():
     drawn = model.columns.unpack(packed[..., 0], packed[..., 1])[:, 0, 1]
     found = torch.tensor([float((drawn == k).sum()) for k in numbers]) / 20_000
     assert float((found - expected).abs().max()) < 0.015
+
+
+def test_a_chain_begins_at_the_lines_of_its_columns():
+    d, n = 4, 400
+    walk = torch.randn(n, d, dtype=torch.float64).cumsum(1)
+    parts = [Part(j, f"c{j}", 0, rest=True) for j in range(d)]
+    x = coded(*((0 * column, column) for column in walk.T))
+    sizes = SMALL | {"components": 16, "n_knots": 2, "orderings": 2}
+    model = TableChain(parts, **sizes, lines=True).double()
+    model.set_columns(CodedColumns(parts, 2).double().fit(x, straight=True))
+    packed, slope = model.columns.pack(x)
+    model.start_at_lines(packed, torch.ones(n)).eval()
+    with torch.no_grad():
+        model.mixture_head.weight.zero_()
+    truth = -0.5 * d * (1 + math.log(2 * math.pi))
+    log_p = model.log_prob(packed[:200]) + slope[:200].sum(-1)
+    assert float(log_p.mean()) == pytest.approx(truth, abs=0.5)
+    drawn = model.sample(2000, seed=0)
+    drawn = model.columns.unpack(drawn[..., 0], drawn[..., 1])[..., 1]
+    assert float(drawn.diff(dim=1).std()) == pytest.approx(1, abs=0.1)
+
+
+def test_a_chain_draws_by_the_lines_that_it_scores_by():
+    d, n = 3, 300
+    walk = torch.randn(n, d, dtype=torch.float64).cumsum(1)
+    parts = [Part(j, f"c{j}", 0, rest=True) for j in range(d)]
+    model = shaken(parts, coded(*((0 * column, column) for column in walk.T)), lines=True)
+    kept = model.columns.pack(coded(*((0 * column, column) for column in walk.T)))[0][:1]
+    keep = torch.tensor([True, False, True])
+    drawn = model.sample(20_000, kept.expand(20_000, -1, -1), keep, seed=0)[:, 1, 1]
+    nodes = torch.linspace(-8, 8, 4001, dtype=kept.dtype)
+    rows = kept.repeat(len(nodes), 1, 1)
+    rows[:, 1, 1] = nodes
+    density = model.log_prob(rows, keep).exp()
+    below = (density * (nodes[1] - nodes[0])).cumsum(0)
+    expected = below[torch.searchsorted(nodes, drawn.contiguous()).clamp_max(len(nodes) - 1)]
+    assert float((expected.sort().values - torch.linspace(0, 1, 20_000)).abs().max()) < 0.02
 
 
 def test_the_density_of_a_column_is_that_of_its_conditional(options):

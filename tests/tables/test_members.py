@@ -142,6 +142,8 @@ def test_coordinates_of_larger_tables_are_chosen_by_rows_not_seen():
         kinds = [members.Kind(4, straight) for straight in (True, False)]
         scores = members.held_out_scores(kinds, parts, coded, weights, folds, 0)
         assert members.coordinates(scores) is expected
+        columns = members.columns_of(parts, coded, straight=False)
+        assert members.has_ridge(columns, coded) is expected
 
 
 def test_time_covers_all_of_a_fit(table):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from selfnorm.chain.layout import PackedRows
+from selfnorm.chain.lines import Line
 from selfnorm.chain.model import Factors, chosen
 from selfnorm.columns import GAP, CodedColumns, PartValues
 from selfnorm.distributions import Mixture1d
@@ -138,6 +139,8 @@ class Drawing:
         rows = PackedRows.of(packed)
         inputs = chain.inputs(rows)
         course = chain.trunk.course(packed.shape[1], chain.condition(rows, given, inputs))
+        if chain.lines is not None:
+            inputs = torch.nn.functional.pad(inputs, (0, 1))
         log_w = packed.new_zeros(packed.shape[:2])
         by_rank = chain.trunk.ranks.argsort(1).T  # (p, R): the parts at one place of each order
         to_draw = torch.stack([~keep[self.orders, :, part] for part in by_rank])
@@ -147,23 +150,43 @@ class Drawing:
         last = int(of_rank.nonzero().max()) if bool(of_rank.any()) else -1
         for rank, part in enumerate(by_rank[: last + 1]):
             features = course.features(rank, inputs.flatten(-2))
-            if not bool(to_draw[rank].any()):
+            line = self._line(packed, part)
+            if bool(to_draw[rank].any()):
+                code, z, log_part = self._draw(features, part, line)
+                old, free = packed[self.orders, :, part], to_draw[rank].unsqueeze(-1)
+                new = torch.cat([torch.stack([code.to(z), z], -1), old[..., 2:]], -1)
+                packed[self.orders, :, part] = torch.where(free, new, old)
+                log_w += log_part.where(to_draw[rank], 0.0)
+            elif line is None:  # what is kept has been seen
                 continue
-            code, z, log_part = self._draw(features, part)
-            old, free = packed[self.orders, :, part], to_draw[rank].unsqueeze(-1)
-            new = torch.cat([torch.stack([code.to(z), z], -1), old[..., 2:]], -1)
-            packed[self.orders, :, part] = new = torch.where(free, new, old)
-            log_w += log_part.where(to_draw[rank], 0.0)
-            inputs[self.orders, :, part] = chain.inputs(PackedRows.of(new), part.unsqueeze(1))
+            self._see(inputs, packed, part, line)
         return log_w
 
-    def _draw(self, features: Tensor, part: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _line(self, packed: Tensor, part: Tensor) -> Line | None:
+        """The line ``(R, n)`` of one part for each order, by the numbers before it."""
+        if self.chain.lines is None:
+            return None
+        z, _ = self.chain.scores(PackedRows.of(packed))
+        return self.chain.lines.at(z, self.place_of_number[part].clamp_min(0))
+
+    def _see(self, inputs: Tensor, packed: Tensor, part: Tensor, line: Line | None) -> None:
+        """Put what is there of one part for each order in the inputs ``(R, n, p, per_part)``."""
+        rows = PackedRows.of(packed[self.orders, :, part])
+        of_part = self.chain.inputs(rows, part.unsqueeze(1))
+        if line is not None:
+            is_number = rows.observed & (rows.code == self.layout.number_code[part].unsqueeze(1))
+            of_part = torch.cat([of_part, line.off(rows.z).where(is_number, 0.0).unsqueeze(-1)], -1)
+        inputs[self.orders, :, part] = of_part
+
+    def _draw(
+        self, features: Tensor, part: Tensor, line: Line | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Codes, normal scores and log-weights ``(R, n)`` of one part for each order."""
         place = self.place_of_number[part]
         if not bool((place >= 0).any()):
             code, log_w = self._codes(features, part, None)
             return code, torch.zeros_like(log_w), log_w
-        at = self.chain.number_at(features, place.clamp_min(0))
+        at = self.chain.number_at(features, place.clamp_min(0), line)
         limits = None
         if self.allowed is not None and bool(self.allowed.limited[part].any()):
             limits = _Within(at.proposal, *self._intervals(part))

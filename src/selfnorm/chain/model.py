@@ -17,6 +17,7 @@ from selfnorm._context import SeedLike, seeded
 from selfnorm._inputs import as_rows
 from selfnorm._saved import saved
 from selfnorm.chain import bounds as evaluation
+from selfnorm.chain.lines import Line
 from selfnorm.chain.task import AutoregressiveTask, polished
 from selfnorm.columns import Columns, log_cell_mass
 from selfnorm.distributions import Mixture1d
@@ -283,11 +284,15 @@ class Chain(nn.Module, ABC):
         del batch, n_samples
         return None
 
-    def factors_of(self, features: Tensor) -> Factors:
-        """Proposals and contexts of all factors of numbers from features ``(R, N, hidden)``."""
+    def factors_of(self, features: Tensor, line: Line | None = None) -> Factors:
+        """Proposals and contexts of all factors of numbers from features ``(R, N, hidden)``.
+
+        Proposals are relative to the ``line (R, N, dim)``, where there is one.
+        """
         raw = self.trunk.outputs(self.mixture_head, features, 3 * self.n_components)
         context = self.trunk.outputs(self.context_head, features, self.n_context)
         proposal = Mixture1d.from_raw(raw, self.n_components, family=self.family)
+        proposal = proposal if line is None else proposal.moved(*line)
         context = dropout(context, self.context_drop, self.training)
         return self._described(proposal, self._seen_by_energies(proposal, features), context)
 
@@ -403,8 +408,8 @@ class Chain(nn.Module, ABC):
         spread[places] = rows
         return spread.unflatten(0, (stack, per_order))
 
-    def number_at(self, features: Tensor, which: Tensor) -> Factors:
-        """The factors ``(R, N, 1)`` of number ``which[r]`` in order ``r``."""
+    def number_at(self, features: Tensor, which: Tensor, line: Line | None = None) -> Factors:
+        """The factors ``(R, N, 1)`` of number ``which[r]`` in order ``r``; ``line``: ``(R, N)``."""
         raw, context = (
             outputs_at(head, features, which.unsqueeze(1) * size + which.new_tensor(range(size)))
             for head, size in (
@@ -413,6 +418,8 @@ class Chain(nn.Module, ABC):
             )
         )
         proposal = Mixture1d.from_raw(raw.unsqueeze(2), self.n_components, family=self.family)
+        if line is not None:
+            proposal = proposal.moved(line.mean.unsqueeze(-1), line.spread.unsqueeze(-1))
         return self._described(proposal, proposal, context.unsqueeze(2))
 
     def bounds(

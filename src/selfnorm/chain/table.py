@@ -14,6 +14,7 @@ from selfnorm._context import SeedLike, seeded
 from selfnorm._saved import saved
 from selfnorm.chain.drawing import Drawing
 from selfnorm.chain.layout import PackedRows, PartLayout
+from selfnorm.chain.lines import MOST_ROWS, Line, Lines
 from selfnorm.chain.model import Chain, Factors, RowTerms, orderings_of, outputs_at
 from selfnorm.columns import FAR, GAP, CodedColumns, Part
 from selfnorm.distributions import Mixture1d
@@ -78,6 +79,7 @@ class TableChain(Chain):
         masked: share of the rows that are trained with random columns given or missing.
         ordered: whether finite factors of many numbers on a grid have a mixture, as those of
             numbers with cells do: by ``p(k) ~ q(cell k) exp(-E_k)`` close levels are alike.
+        lines: whether factors of numbers are relative to :class:`~selfnorm.chain.lines.Lines`.
         others: as in :class:`~selfnorm.AutoregressiveEBM`.
 
     Example:
@@ -108,6 +110,7 @@ class TableChain(Chain):
         n_knots: int = 64,
         masked: float = 0.4,
         ordered: bool = False,
+        lines: bool = False,
     ) -> None:
         super().__init__()
         parts = [part if isinstance(part, Part) else Part(**part) for part in parts]
@@ -117,9 +120,11 @@ class TableChain(Chain):
         self.columns = CodedColumns(parts, n_knots)
         self.layout = PartLayout(parts, ordered=ordered)
         self.has_cells = len(self.layout.cells) > 0
+        lines = lines and len(self.layout.numbers) > 0
+        self.lines = Lines(len(ranks), len(self.layout.numbers)) if lines else None
         self.tokens = nn.Embedding(self.layout.n_tokens, embedding)
         nn.init.normal_(self.tokens.weight, std=0.5)
-        per_part = embedding + N_KNOTS
+        per_part = embedding + N_KNOTS + lines
         shape = {"per_column": per_part, "condition_dim": len(parts) * per_part}
         self.trunk = ResMADE(ranks, hidden=hidden, blocks=blocks, drop=drop, **shape)
         self._make_number_heads(
@@ -146,6 +151,32 @@ class TableChain(Chain):
         self.columns.load_state_dict(columns.state_dict())
         self.start_at_marginals()
         return self
+
+    @torch.no_grad()
+    def start_at_lines(self, packed: Tensor, weights: Tensor) -> TableChain:
+        """Begin at lines fitted to packed rows ``(n, p, 4)`` that count ``weights (n,)``.
+
+        Factors of numbers start at the quantiles of what is left.
+        """
+        assert self.lines is not None
+        rows = PackedRows.of(packed[:MOST_ROWS].to(self.device))
+        z, is_number = self.scores(rows)
+        self.lines.fit(z, weights[:MOST_ROWS].to(z), self.trunk.ranks[:, self.layout.numbers])
+        mean, spread = self.lines(z)
+        left = ((z - mean) / spread).masked_fill(~is_number, torch.nan).double()
+        levels = torch.special.ndtr(self.quantiles.double())
+        knots = torch.nanquantile(left, levels, dim=1).movedim(0, -1)
+        self._start_numbers_at(knots.where(knots.isfinite(), self.quantiles).to(self.quantiles))
+        return self
+
+    def scores(self, rows: PackedRows) -> tuple[Tensor, Tensor]:
+        """``(..., D)``: the numbers of rows, zero where there is none, and where there are."""
+        is_number = rows.is_number(self.layout)[..., self.layout.numbers]
+        return rows.z[..., self.layout.numbers].where(is_number, 0.0), is_number
+
+    def line_of(self, rows: PackedRows) -> Line | None:
+        """The lines ``(R, n, D)`` of the numbers of rows; ``None`` where the chain has none."""
+        return None if self.lines is None else self.lines(self.scores(rows)[0])
 
     def of_orders(self, orders: Sequence[int]) -> TableChain:
         """A copy with these orders alone, in this sequence."""
@@ -245,13 +276,17 @@ class TableChain(Chain):
         token = token + layout.first_token[part]
         return torch.cat([self.tokens(token), number * is_number.unsqueeze(-1)], -1)
 
-    def features(self, rows: PackedRows, given: Tensor | None = None) -> Tensor:
+    def features(
+        self, rows: PackedRows, given: Tensor | None = None, line: Line | None = None
+    ) -> Tensor:
         """Hidden features ``(R, n, hidden)`` of rows ``(n, p)``, or ``(R, n, p)``.
 
-        ``given`` may be that of the first rows alone.
+        ``given`` may be that of the first rows alone; ``line`` is that of the rows.
         """
         inputs, stack = self.inputs(rows), self.n_orderings
         condition = self.condition(rows, given, inputs)
+        if line is not None:
+            inputs = self.with_lines(inputs, rows, line)
         features: Tensor = self.trunk(inputs.flatten(-2).expand(stack, -1, -1), condition)
         return features
 
@@ -261,7 +296,17 @@ class TableChain(Chain):
             return None
         n = given.shape[-2]
         shown = inputs[..., :n, :, :] * (given & rows.observed[..., :n, :]).unsqueeze(-1)
+        if self.lines is not None:
+            shown = nn.functional.pad(shown, (0, 1))
         return shown.flatten(-2).expand(self.n_orderings, -1, -1)
+
+    def with_lines(self, inputs: Tensor, rows: PackedRows, line: Line) -> Tensor:
+        """Inputs of all parts, and how far numbers are from their lines."""
+        z, is_number = self.scores(rows)
+        off = line.off(z).where(is_number, 0.0)
+        of_parts = off.new_zeros(*off.shape[:-1], self.dim)
+        of_parts = of_parts.index_copy(-1, self.layout.numbers, off)
+        return torch.cat([inputs.expand(*of_parts.shape, -1), of_parts.unsqueeze(-1)], -1)
 
     def code_log_probs(self, features: Tensor) -> Tensor:
         """``(R, n, F, widest)``: log-probabilities of the outcomes of all finite parts."""
@@ -306,11 +351,12 @@ class TableChain(Chain):
         rows, layout, stack = PackedRows.of(x), self.layout, self.n_orderings
         numbers = layout.numbers
         mask = None if given is None else _padded(given, len(x))
-        features = self.features(rows, given)
+        line = self.line_of(rows)
+        features = self.features(rows, given, line)
         target = rows.observed if mask is None else rows.observed & ~mask
         target = target if learned is None else target & learned
         active = (target & rows.is_number(layout))[:, numbers].expand(stack, -1, -1)
-        factors = self.factors_of(features)._replace(active=active)
+        factors = self.factors_of(features, line)._replace(active=active)
         log_codes = self.code_log_probs(features)
         code = rows.code[:, layout.finite].expand(stack, -1, -1).unsqueeze(-1)
         log_code = log_codes.gather(-1, code).squeeze(-1) + layout.log_seen[layout.finite]
@@ -437,7 +483,8 @@ class TableChain(Chain):
         rows = PackedRows.of(self.check(x))
         given = rows.observed & (layout.column != layout.column[part])
         # parts of the same column that come after it in an order are not used
-        features = self.features(rows, given)
+        line = self.line_of(rows)
+        features = self.features(rows, given, line)
         log_outcomes = self._log_outcomes(features, part)
         log_codes = log_mean_exp(log_outcomes)
         numbers = layout.numbers.tolist()
@@ -445,7 +492,7 @@ class TableChain(Chain):
             none = x.new_zeros(0, len(x))
             return ColumnDensity(log_codes, none, none, none, none.sum(0))
         column = slice(numbers.index(part), numbers.index(part) + 1)
-        factors = self.factors_of(features).at(slice(None), slice(None), column)
+        factors = self.factors_of(features, line).at(slice(None), slice(None), column)
         which = layout.numbers[column]
         cells = float(self.columns.step[part]) > 0
 

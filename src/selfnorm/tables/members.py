@@ -29,6 +29,7 @@ ROWS_PER_COMPONENT = 20
 MOST_ROWS = 5000  # that the simple densities of a table are fitted to: more tell little
 COMPONENTS = (1, 2, 4, 8)
 GROUPS = 4  # of the rows, at most, by which coordinates are chosen
+STRAYING = 1 / 3  # of its deviation: a number that strays less from a line is on a ridge
 MOST_KERNELS, MOST_CELLS = 1000, 12_000  # rows with a kernel each, and their cells
 MOST_CODES = 12  # of a column by which rows are grouped
 
@@ -214,6 +215,16 @@ def coordinates(scores: dict[Kind, np.ndarray]) -> bool:
     straight, curved = (scores[Kind(max(tried), way)] for way in (True, False))
     gain = (straight - curved)[np.isfinite(straight)]
     return bool((gain > 0).mean() > 0.5 - 1 / math.sqrt(len(gain)))
+
+
+def has_ridge(columns: CodedColumns, x: Tensor) -> bool:
+    """Whether some number strays little from a line in the others, in rows ``x`` as mapped."""
+    z = columns.pack(x[:MOST_ROWS])[0][..., 1].numpy()
+    z = z[:, [part.rest for part in columns.parts] & (z.std(0) > 0)]
+    if z.shape[1] < 2:
+        return False
+    inverse = np.linalg.inv(np.corrcoef(z.T) + 1e-6 * np.eye(z.shape[1]))
+    return bool(inverse.diagonal().max() > STRAYING**-2)
 
 
 def mixture_weights(log_p: np.ndarray, rows: np.ndarray, first: float = 0.0) -> np.ndarray:

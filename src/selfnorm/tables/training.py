@@ -189,12 +189,17 @@ def _train_chain(rows: Rows, parts: Sequence[Part], settings: Settings) -> Train
     simple_seconds = clock.gone - began
     straight = _straight_columns(rows, parts, split, simple, seed)
     columns = members.columns_of(parts, rows.coded[split.train], straight=straight)
+    # small tables have simple densities for such
+    lines = split.n_folds == 1 and with_gaps == 0 and members.has_ridge(columns, rows.coded)
     with seeded(seed):
         models = [
-            TableChain(parts, n_knots=columns.n_knots, **sizes).set_columns(columns)
+            TableChain(parts, n_knots=columns.n_knots, lines=lines, **sizes).set_columns(columns)
             for _ in range(settings.n_init)
         ]
     packed = _packed(columns, rows.coded)
+    if lines:
+        for model in models:
+            model.start_at_lines(packed[split.train], rows.weights[split.train])
     closing = _closing(models[0].to(device), packed, clock, simple_seconds / 2)
     fill = None
     if with_gaps and split.n_folds > 1:
