@@ -460,14 +460,15 @@ def shares(model: TableChain, packed: Tensor, normalizer: str = "quadrature") ->
 
 
 def of_chain(
-    chain: TableChain, columns: CodedColumns, others: CodedColumns, coded: Tensor
-) -> Tensor:
+    chain: TableChain, columns: CodedColumns, others: CodedColumns, coded: Tensor,
+    normalizer: str = "quadrature",
+) -> Tensor:  # fmt: skip
     """``(n,)``: log-density of coded rows by a chain that sees them through the map ``columns``.
 
     ``others`` is the map of the rows that it was trained on; the difference is made up for.
     """
     packed, slope = columns.pack(coded)
-    of_orders = shares(chain, packed.to(chain.quantiles)).sum(-1)
+    of_orders = shares(chain, packed.to(chain.quantiles), normalizer).sum(-1)
     log_p = torch.logsumexp(of_orders.double().cpu(), 0) - math.log(len(of_orders))
     log_p = log_p + slope.sum(-1)
     return log_p if others is columns else log_p + by_another_map(columns, others, coded)

@@ -24,9 +24,9 @@ class OutlierDetector(BaseEstimator):
     A row is looked at in several views, and the score is the mean of its surprise in them,
     ``s_k(x) = -log P(v_k(X) >= v_k(x))`` by the training rows. What the views are depends on these:
 
-    - ``training="normal"``: none of them is an anomaly. The density, which counts half, and the
-      distance to the nearest training row, in deviations of the columns and in their normal scores:
-      a row is strange if it is improbable, or like none that was seen.
+    - ``training="normal"``: none of them is an anomaly. The density, and the distance to the
+      nearest training row, in deviations of the columns and in their normal scores: a row is
+      strange if it is improbable, or like none that was seen.
     - ``training="unlabelled"``: some may be. The distance to the nearest of four rows and of eight,
       drawn again and again, to neighbours among all, one Gaussian of the columns' normal
       scores, and the density. What is flexible learns a cluster of anomalies among its training

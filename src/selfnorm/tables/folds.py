@@ -96,7 +96,10 @@ class Folds:
 
     @torch.no_grad()
     def log_prob(self, coded: Tensor) -> np.ndarray:
-        """``(K, n)``: log-densities of coded rows by those that have not seen a fold."""
+        """``(K, n)``: log-densities of coded rows by those that have not seen a fold.
+
+        By the learned normalisers, in a tenth of the time: what orders rows needs no other.
+        """
         return np.stack([self._of_fold(fold, coded) for fold in self.folds])
 
     @torch.no_grad()
@@ -112,7 +115,7 @@ class Folds:
         scores = []
         for rows in coded.split(ROWS_AT_ONCE):
             rows = fold.as_seen(rows)
-            log_p = [of_chain(fold.chain, self.columns, fold.columns, rows)]
+            log_p = [of_chain(fold.chain, self.columns, fold.columns, rows, "learned")]
             log_p += [members.log_density(density, rows) for density in fold.simple]
             scores.append(members.mixed(torch.stack(log_p, 1).numpy(), self.weights))
         return np.concatenate(scores)

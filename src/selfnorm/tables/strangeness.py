@@ -116,7 +116,6 @@ class Novelty(Strangeness):
     """
 
     names = ("nearest", "nearest by ranks", "density")
-    weights = np.array([0.25, 0.25, 0.5])
 
     def _fit(self, X: TableLike, rows: Tensor) -> None:  # noqa: ARG002 coded is enough
         folds = self.density.folds_
@@ -154,9 +153,9 @@ class Novelty(Strangeness):
     def _score(self, views: np.ndarray, fold: int) -> np.ndarray:
         """``(n,)``, alike for rows that are alike: ties are ties."""
         scores = np.zeros(len(views))
-        for weight, seen, view in zip(self.weights, self._sorted, views.T, strict=True):
-            scores += weight * _surprise(seen[fold], view)
-        return scores
+        for seen, view in zip(self._sorted, views.T, strict=True):
+            scores += _surprise(seen[fold], view)
+        return scores / len(self.names)
 
     def _rounded(self, log_p: np.ndarray, rows: Tensor) -> np.ndarray:
         """Comparable with each other; equal rows are equal, to the digits that batches agree in."""
