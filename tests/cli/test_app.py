@@ -755,3 +755,16 @@ def test_files_of_any_number_of_rows_are_scored_into_a_folder(selfnorm, places, 
     selfnorm.done("sample", places / "model", "-n", "1e2", "-o", tmp_path / "drawn")
     assert pq.read_table(tmp_path / "drawn").num_rows == 100
     assert "whole number" in selfnorm("sample", places / "model", "-n", "1.5", "-o", "x.csv")[2]
+
+
+def test_files_are_fitted_together(selfnorm, tmp_path):
+    for k in range(3):
+        table = pa.table(dict(zip("abc", rows(60, 3, seed=k).T, strict=True)))
+        pq.write_table(table, tmp_path / f"{k}.parquet")
+    fit = ("fit", f"{tmp_path}/*.parquet", "-o", tmp_path / "m", "--max-steps", 5)
+    report = json.loads(selfnorm.done(*fit, "--drop", "b", "--json"))
+    assert (report["rows"], report["columns"]) == (180, ["a", "c"])
+    assert "fits into memory" in selfnorm.refused(*fit, "--force", "--rule", "a < b")
+    assert "no column 'z'" in selfnorm.refused(*fit, "--force", "--columns", "z")
+    pq.write_table(pa.table({"a": [1.0]}), tmp_path / "1.parquet")
+    assert "1.parquet: its columns differ" in selfnorm.refused(*fit, "--force")

@@ -118,7 +118,7 @@ def test_gaps_of_files_are_filled_and_nothing_else(density, tmp_path):
 
 def test_samples_of_any_number_are_files_of_a_million(density, tmp_path, monkeypatch):
     monkeypatch.setattr("selfnorm.tables.density.SAMPLES_PER_FILE", 64)
-    monkeypatch.setattr("selfnorm.tables.density.SAMPLED_ROWS", 40)
+    monkeypatch.setattr("selfnorm.tables.density.DRAWN_ROWS", 40)
     report = density.sample_batches(150, tmp_path / "drawn")
     assert report == {"rows": 150, "files": 3, "kept": 0}
     drawn = pq.read_table(tmp_path / "drawn")

@@ -32,6 +32,7 @@ from typer.core import TyperGroup
 import selfnorm
 from selfnorm.cli import Stopped
 from selfnorm.cli.files import (
+    SUFFIXES,
     Table,
     check_output,
     kind_of,
@@ -41,6 +42,7 @@ from selfnorm.cli.files import (
     table_of,
     write_table,
 )
+from selfnorm.columns import FORMATS, SAMPLED_ROWS, Shards
 from selfnorm.columns import Table as Frame
 from selfnorm.errors import DataError, ModelFileError, SelfnormError, SelfnormWarning, listed
 
@@ -123,7 +125,7 @@ def _options(
 class _FitOptions:
     """What ``selfnorm fit`` is given."""
 
-    data: DataFile
+    data: ManyFiles
     output: Annotated[Path, Option("--output", "-o", help="Folder for the model.")]
     target: Annotated[
         str | None, Option(help="Fit p(target | other columns) instead of a density.")
@@ -198,6 +200,21 @@ class _FitOptions:
                 raise DataError(f"--{flag} is for densities; --target takes --max-epochs")
         _kinds(self.kinds)
 
+    @property
+    def shards(self) -> Shards | None:
+        """The table where it is in several files, or has more rows than are read at once."""
+        several = _several(self.data)
+        if not several and self.data.suffix.lower() not in FORMATS:
+            return None
+        if not several and not self.data.is_file():
+            return None
+        shards = Shards.of(str(self.data))
+        if not several and shards.n_rows <= SAMPLED_ROWS and self.data.suffix.lower() in SUFFIXES:
+            return None
+        if self.target is not None or self.rule:
+            raise DataError("--target and --rule are for one file that fits into memory")
+        return shards
+
     def features(self, table: Table) -> list[str]:
         """The columns that are modelled, or are the inputs of a target."""
         chosen = _chosen_columns(table, self.columns, self.drop)
@@ -213,7 +230,8 @@ def _fit(**given: Any) -> None:
     """Fit the density of a table, or with --target of one column given the others."""
     options = _FitOptions(**given)
     options.check()
-    table = read_table(options.data, options.header)
+    shards = options.shards
+    table = _columns_of(shards) if shards else read_table(options.data, options.header)
     features = options.features(table)
     from selfnorm import saving
     from selfnorm._inputs import check_device
@@ -221,6 +239,8 @@ def _fit(**given: Any) -> None:
     check_device(options.device)
     begin = time.perf_counter()
     train = _fit_density if options.target is None else _fit_target
+    if shards is not None:
+        train = partial(_fit_density, shards=shards.select(features))
     estimator, notes, own = train(table, features, options)
     histories = estimator.history_ if isinstance(estimator.history_, list) else [estimator.history_]
     stopped = any(history.stopped == "interrupted" for history in histories)
@@ -234,7 +254,7 @@ def _fit(**given: Any) -> None:
     report = {
         "model": str(output),
         "kind": type(estimator).__name__,
-        "rows": len(table),
+        "rows": len(table) if shards is None else shards.n_rows,
         "columns": features,
         "target": options.target,
         "steps": int(estimator.n_iter_),
@@ -260,14 +280,17 @@ def _fit(**given: Any) -> None:
 _Fitted = tuple[Any, dict[str, Any], dict[str, Any]]  # an estimator, notes, entries of the report
 
 
-def _fit_density(table: Table, features: list[str], options: _FitOptions) -> _Fitted:
+def _fit_density(
+    table: Table, features: list[str], options: _FitOptions, shards: Shards | None = None
+) -> _Fitted:
     """A density of columns of a table."""
     from selfnorm.columns import Schema
     from selfnorm.tables import EnergyDensity
 
-    rows, kinds = Frame.of(table.frame(features)), _kinds(options.kinds)
-    gaps = options.model_gaps
-    schema = _about(table, Schema.detect, rows, kinds, missing=True, model_gaps=gaps)
+    rows: Any = shards or Frame.of(table.frame(features))
+    kinds, how = _kinds(options.kinds), {"missing": True, "model_gaps": options.model_gaps}
+    read: Callable[..., Schema] = Schema.scan if shards else Schema.detect
+    schema = _about(table, read, rows, kinds, **how)
     schema.frame = "file" if schema.frame == "dict" else schema.frame
     density = EnergyDensity(
         schema=schema,
@@ -975,10 +998,19 @@ def _load(path: Path, command: str | None = None) -> _Model:
     return _Model(estimator, folder.kind, names, named, target, (style[0], style[1]))
 
 
+def _several(data: Path) -> bool:
+    """Whether a path is a folder of files or a pattern of their names."""
+    return data.is_dir() or (not data.exists() and has_magic(str(data)))
+
+
+def _columns_of(shards: Shards) -> Table:
+    """A table of the columns of files, whose rows stay where they are."""
+    return Table(dict.fromkeys(shards.names, np.zeros(0)), shards.shards[0].name)
+
+
 def _streams(output: Path, data: Path | None = None) -> bool:
     """Whether files are read or written some rows at a time: several, or into a folder."""
-    several = data is not None and (data.is_dir() or (not data.exists() and has_magic(str(data))))
-    return several or not output.suffix or output.is_dir()
+    return (data is not None and _several(data)) or not output.suffix or output.is_dir()
 
 
 def _chosen_columns(table: Table, columns: str | None, drop: str | None) -> list[str]:

@@ -9,6 +9,7 @@ from selfnorm.columns.kinds import KINDS, Column, Part
 from selfnorm.columns.kinds.base import label_text, rows_in_words
 from selfnorm.columns.kinds.date import from_clock, to_clock
 from selfnorm.columns.kinds.number import detect_step
+from selfnorm.columns.scan import SAMPLED_ROWS, Scan, hashed
 from selfnorm.columns.schema import Schema
 from selfnorm.columns.shards import FORMATS, Shards, SourceLike, is_source
 from selfnorm.columns.text import MISSING, is_gap, numbers_from, unmarked
@@ -26,6 +27,7 @@ __all__ = [
     "KINDS",
     "LINE",
     "MISSING",
+    "SAMPLED_ROWS",
     "UNSEEN",
     "Cells",
     "CodedColumns",
@@ -33,6 +35,7 @@ __all__ = [
     "Columns",
     "Part",
     "PartValues",
+    "Scan",
     "Schema",
     "Shards",
     "SourceLike",
@@ -41,6 +44,7 @@ __all__ = [
     "Values",
     "detect_step",
     "from_clock",
+    "hashed",
     "is_gap",
     "is_source",
     "knots_for",

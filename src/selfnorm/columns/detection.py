@@ -67,9 +67,17 @@ class Detection:
         self._earlier: dict[int, tuple[Column, Cells]] = {}  # those that have parts
 
     def add(
-        self, name: Hashable, cells: Cells, stated: str | None, support: Support | None
+        self,
+        name: Hashable,
+        cells: Cells,
+        stated: str | None,
+        support: Support | None,
+        weights: np.ndarray | None = None,
     ) -> None:
-        """The next column: what it is by the rules, or as ``stated``, or else refused."""
+        """The next column: what it is by the rules, or as ``stated``, or else refused.
+
+        ``weights``: how many rows of a larger table each row stands for.
+        """
         if stated == "ignore":
             self.columns.append(Column(name, "ignored", form=cells.form))
             return
@@ -93,13 +101,13 @@ class Detection:
         slips = tuple(written.labels[k] for k in odd)
         gaps = float(cells.missing.mean())
         column = Column(name, "", gaps=gaps, slips=slips, form=cells.form)
-        values, counts = np.unique(cells.seen, return_counts=True)
+        values, counts = _counted(cells, weights)
         if cells.kind == "number":
             decimals = recorded_decimals(values)
             column = replace(column, numeric=True, decimals=decimals)
             if decimals is not None:
                 cells = replace(cells, values=snap(cells.values, decimals))
-                values, counts = np.unique(cells.seen, return_counts=True)
+                values, counts = _counted(cells, weights)
         place, notes = len(self.cells), self.notes
         earlier = self._earlier
         draft = Draft(column, cells, values, counts, stated, support, place, earlier, notes)
@@ -191,6 +199,15 @@ class Detection:
             seen = self.cells[i].seen
             self.columns[i] = replace(self.columns[i], ends=(float(seen.min()), float(seen.max())))
         return True
+
+
+def _counted(cells: Cells, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct values, ascending, and how often they come."""
+    if weights is None:
+        return np.unique(cells.seen, return_counts=True)
+    values, places = np.unique(cells.seen, return_inverse=True)
+    counts = np.bincount(places, weights[~cells.missing], minlength=len(values))
+    return values, np.rint(counts).astype(np.int64)
 
 
 def _check_stated(name: Hashable, cells: Cells, stated: str | None) -> None:

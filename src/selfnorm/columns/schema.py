@@ -23,6 +23,8 @@ from selfnorm.columns.kinds.base import label_text, rows_in_words
 from selfnorm.columns.kinds.date import as_dates, dates_as_text, dates_from, from_clock, to_clock
 from selfnorm.columns.kinds.number import check_numbers, read_numbers, snap
 from selfnorm.columns.kinds.sum import base_of, left_over
+from selfnorm.columns.scan import Scan
+from selfnorm.columns.shards import Shards, SourceLike
 from selfnorm.columns.text import MISSING, marked, numbers_as_text, numbers_from
 from selfnorm.errors import DataError, SelfnormWarning
 
@@ -101,9 +103,55 @@ class Schema:
             model_gaps: whether a gap is an outcome with a probability of its own, in columns that
                 have any. Otherwise cells are missing at random, and gaps are left out of scores.
         """
+        return cls._detected(Table.of(frame), kinds, support, missing, model_gaps)
+
+    @classmethod
+    def scan(
+        cls,
+        source: SourceLike | Shards | Scan,
+        kinds: Mapping[Any, str] | None = None,
+        *,
+        support: Mapping[Any, tuple[float | None, float | None]] | None = None,
+        missing: Collection[str] | bool = (),
+        model_gaps: bool = False,
+    ) -> Schema:
+        """Read the schema off a table of any number of rows in files, in one pass.
+
+        Of up to 262,144 rows it is that of :meth:`detect`. Of more, values of columns that take up
+        to 16,384 of them are counted exactly; those of others, quantiles and relations between
+        columns are read off a sample of as many rows.
+
+        Args:
+            source: Parquet or Arrow files: one, a list, a folder, or a glob; or a
+                ``pyarrow.dataset.Dataset``.
+            kinds, support, missing, model_gaps: as of :meth:`detect`.
+
+        Example:
+            >>> import pathlib, tempfile
+            >>> import pyarrow as pa, pyarrow.parquet as pq
+            >>> rows = pa.table({"size": [0.5, 1.25, 2.0, None], "colour": ["red", "blue"] * 2})
+            >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.parquet"
+            >>> pq.write_table(rows, path)
+            >>> Schema.scan(path).fingerprint == Schema.detect(rows).fingerprint
+            True
+        """
+        scan = source if isinstance(source, Scan) else Scan.of(Shards.of(source))
+        table = Table.of(scan.table)
+        return cls._detected(table, kinds, support, missing, model_gaps, scan.weights)
+
+    @classmethod
+    def _detected(
+        cls,
+        table: Table,
+        kinds: Mapping[Any, str] | None,
+        support: Mapping[Any, tuple[float | None, float | None]] | None,
+        missing: Collection[str] | bool,
+        model_gaps: bool,
+        weights: Mapping[str, np.ndarray] | None = None,
+    ) -> Schema:
+        """The schema of a table, whose rows may stand for more."""
         texts = [missing] if isinstance(missing, str) else missing or ()
         gaps = MISSING if texts is True else frozenset(t.strip().lower() for t in texts)
-        table = Table.of(frame)
         kinds, support = dict(kinds or {}), dict(support or {})
         choices = [*(name for name, kind in KINDS.items() if kind.stateable), "ignore"]
         _refuse(
@@ -123,7 +171,8 @@ class Schema:
         for name in table.columns:
             stated = kinds.get(name)
             try:
-                detection.add(name, table.cells(name), stated, support.get(name))
+                weight = (weights or {}).get(name)
+                detection.add(name, table.cells(name), stated, support.get(name), weight)
             except DataError as error:
                 if stated == "ignore":  # whatever it holds
                     detection.columns.append(Column(name, "ignored", form={"dtype": "unknown"}))
@@ -142,7 +191,7 @@ class Schema:
         if aside:
             slips.append(f"set aside as identifiers: {', '.join(aside)}; to keep one, {SAY}")
         for words in slips:
-            warnings.warn(words, SelfnormWarning, stacklevel=2)
+            warnings.warn(words, SelfnormWarning, stacklevel=3)
         return cls(detection.columns, detection.parts, table.kind, detection.notes, gaps)
 
     @cached_property

@@ -87,8 +87,10 @@ class Shards:
     schema: pa.Schema
 
     @classmethod
-    def of(cls, source: SourceLike) -> Shards:
+    def of(cls, source: SourceLike | Shards) -> Shards:
         """Look at all files, without reading rows; what does not fit is refused by its name."""
+        if isinstance(source, Shards):
+            return source
         arrow = _dataset_module()
         if isinstance(source, arrow.Dataset):
             fragments = [(_name_of(f, k), f) for k, f in enumerate(source.get_fragments())]
@@ -116,15 +118,28 @@ class Shards:
         """Of the columns."""
         return list(self.schema.names)
 
-    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    def select(self, names: Sequence[str]) -> Shards:
+        """The same rows with some of the columns."""
+        import pyarrow as pa
+
+        schema = pa.schema([self.schema.field(name) for name in names])
+        return Shards(self.shards, schema)
+
+    def table(self) -> pa.Table:
+        """All rows at once."""
+        import pyarrow as pa
+
+        return pa.Table.from_batches(self.batches())
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
         """All rows, some at a time, in their order."""
         for shard in self.shards:
-            yield from shard.batches(columns)
+            yield from shard.batches(self.names)
 
 
 def is_source(value: object) -> bool:
     """Whether a value names a table that is not in memory, as :meth:`Shards.of` takes it."""
-    if isinstance(value, str | os.PathLike):
+    if isinstance(value, str | os.PathLike | Shards):
         return True
     if isinstance(value, list | tuple) and value:
         return all(isinstance(item, str | os.PathLike) for item in value)

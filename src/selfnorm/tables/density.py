@@ -42,12 +42,16 @@ from selfnorm._saved import saved
 from selfnorm.columns import (
     FORMATS,
     GAP,
+    SAMPLED_ROWS,
     UNSEEN,
     Part,
+    Scan,
     Schema,
+    Shards,
     SourceLike,
     Table,
     TableLike,
+    is_source,
     numbers_like,
 )
 from selfnorm.errors import DataError, ModelFileError, shortened
@@ -63,8 +67,9 @@ from selfnorm.tables.inputs import only_lacks_asides
 from selfnorm.tables.marginal import Marginal, mask_of
 from selfnorm.tables.members import Member
 from selfnorm.tables.questions import Questions, checked_rules
+from selfnorm.tables.streamed import Streamed
 from selfnorm.tables.streaming import (
-    SAMPLED_ROWS,
+    DRAWN_ROWS,
     SAMPLES_PER_FILE,
     Piece,
     Sink,
@@ -230,6 +235,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     distribution_: RowDistribution
     folds_: Folds | None
     held_out_: np.ndarray
+    fitted_to_: dict[str, int | str]
     n_iter_: int
     learned_error_: float
 
@@ -279,7 +285,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     @whole_or_not_at_all
     def fit(
         self,
-        X: TableLike,
+        X: TableLike | SourceLike | Shards,
         y: object = None,  # noqa: ARG002 sklearn's signature
         sample_weight: ArrayLike | None = None,
         *,
@@ -288,6 +294,11 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         keep_folds: bool = False,
     ) -> EnergyDensity:
         """Fit the distribution of the rows of the table ``X``; ``y`` is ignored.
+
+        ``X`` may be in files of any number of rows, as :meth:`score_batches` takes them. Of more
+        than 262,144 rows so many are kept, from which the schema (:meth:`Schema.scan`), the maps of
+        the columns and the simple densities are read; all are packed into a file in the folder for
+        temporary files, or beside the ``checkpoint``, and trained on from there.
 
         ``rules``: events that all rows obey, as :meth:`probability` takes them; a table with rows
         that break one is refused (but for gaps). Samples, imputations and answers then obey them;
@@ -305,6 +316,16 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         check_parameters(self, _PARAMETERS)
         check_device(self.device)
         clock = Clock(self.max_time)
+        settings = self._settings(seed_of(self.random_state, checkpoint), clock, checkpoint)
+        settings = dataclasses.replace(settings, keep_folds=keep_folds)
+        shards = Shards.of(X) if is_source(X) else None
+        if shards is not None and shards.n_rows <= SAMPLED_ROWS:
+            X, shards = shards.table(), None
+        if shards is not None:
+            if sample_weight is not None or len(rules) or keep_folds:
+                words = "sample_weight, rules and keep_folds are for tables that fit into memory"
+                raise DataError(words)
+            return self._fit_streamed(shards, settings)
         X, n = self._check(X, reset=True)
         if n < MINIMUM_ROWS:
             raise DataError(
@@ -325,28 +346,62 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         method = training.chosen_method(self.method, schema, torch.from_numpy(x))
         if keep_folds:
             method = ChainDistribution.method
-        self.schema_, self.n_features_in_ = schema, len(schema.columns)
-        self._measure, self.rules_ = schema.fingerprint, kept_rules
-        self.fitted_to_: dict[str, Any] = {"rows": n, "digest": digest(x)}
+        self.rules_ = kept_rules
+        self.fitted_to_ = {"rows": n, "digest": digest(x)}
         if len(counted) < n:
             x, open_ = x[counted], open_[counted]
-        rows = training.Rows(*map(torch.from_numpy, (x, open_, weights[counted])))
-        settings = self._settings(seed_of(self.random_state, checkpoint), clock, checkpoint)
-        settings = dataclasses.replace(settings, keep_folds=keep_folds)
+        coded, left_open, counts = map(torch.from_numpy, (x, open_, weights[counted]))
+        rows = training.Rows(coded, left_open, counts)
+        fit = self._fit_rows(rows, schema, method, settings)
+        self.held_out_ = counted[fit.held_out]
+        self.unseen_decision_ = np.full(n, np.nan)
+        self.unseen_decision_[counted[fit.places.numpy()]] = self._ordinary(rows, fit)
+        return self
+
+    def _fit_streamed(self, shards: Shards, settings: training.Settings) -> EnergyDensity:
+        """:meth:`fit` to more rows than memory holds: some of them are read off, all are trained
+        on, from a file of packed rows.
+        """
+        if self.method == training.JOINT:
+            raise DataError("method='joint' is for tables that fit into memory; use 'auto'")
+        scan = Scan.of(shards)
+        schema = self.schema
+        if not isinstance(schema, Schema):
+            schema = Schema.scan(scan, schema)
+        if self.verbose:
+            print(schema)
+        coded, open_ = map(torch.from_numpy, schema.encode(scan.table))
+        _refuse_tiny(schema.parts, coded.numpy())
+        every = Streamed(shards, schema, scan, bool(self.verbose))
+        rows = training.Rows(coded, open_, torch.ones(len(coded), dtype=torch.float64), every)
+        self.rules_ = ()
+        self.fitted_to_ = {"rows": len(every), "digest": every.fingerprint}
+        fit = self._fit_rows(rows, schema, ChainDistribution.method, settings)
+        self.held_out_ = scan.numbers[fit.held_out]
+        self.unseen_decision_ = np.zeros(0)
+        return self
+
+    def _fit_rows(
+        self, rows: training.Rows, schema: Schema, method: str, settings: training.Settings
+    ) -> training.Trained:
+        """Train on coded rows, and keep what came of it."""
+        self.schema_, self.n_features_in_ = schema, len(schema.columns)
+        self._measure, clock = schema.fingerprint, settings.clock
         fit = training.train(rows, schema.parts, method, settings)
         self.distribution_, self.folds_ = fit.distribution, fit.folds
         self.history_, self.n_iter_ = fit.history, fit.n_steps
         self.consistency_, self.learned_error_ = fit.consistency, fit.learned_error
-        self.held_out_ = counted[fit.held_out]
         judgement = fit.judgement(rows)
         self.lower_bound_, self.offset_ = self._threshold(rows, fit, judgement, clock)
         self.judgement_ = dataclasses.replace(judgement, seconds=clock.gone)
         if self.verbose:
             print(self.judgement_)
+        return fit
+
+    def _ordinary(self, rows: training.Rows, fit: training.Trained) -> np.ndarray:
+        """:meth:`decision_function` of the rows that were judged."""
         ordinary = fit.scores + fit.distribution.comparable(rows.coded[fit.places])
-        self.unseen_decision_ = np.full(n, np.nan)
-        self.unseen_decision_[counted[fit.places.numpy()]] = ordinary.numpy() - self.offset_
-        return self
+        return ordinary.numpy() - self.offset_
 
     @property
     def method_(self) -> str:
@@ -476,8 +531,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         seed, whole = seed_of(random_state), whole_number("n_samples", n_samples)
 
         def drawn(first: int, n: int) -> Iterator[pa.Table]:
-            for start in range(first, first + n, SAMPLED_ROWS):
-                size = min(SAMPLED_ROWS, first + n - start)
+            for start in range(first, first + n, DRAWN_ROWS):
+                size = min(DRAWN_ROWS, first + n - start)
                 yield arrow_table(self.sample(size, random_state=stream(seed, start), **how))
 
         key = self._made_by("sample", seed=seed, **how)

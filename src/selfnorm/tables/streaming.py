@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Sink: TypeAlias = "str | Path | Callable[[pa.Table], object]"
 MADE_BY = b"selfnorm"  # of the metadata of a file of results
 SHOWN = 5  # warnings of batches, at the end
-SAMPLED_ROWS, SAMPLES_PER_FILE = 2**15, 2**20  # at a time, and in a file
+DRAWN_ROWS, SAMPLES_PER_FILE = 2**15, 2**20  # at a time, and in a file
 
 
 @dataclass(frozen=True)

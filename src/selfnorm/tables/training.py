@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +26,16 @@ from selfnorm.tables.chain_distribution import ChainDistribution, of_chain, shar
 from selfnorm.tables.distribution import PIECE, RowDistribution
 from selfnorm.tables.energy_distribution import EnergyDistribution, grid_of
 from selfnorm.tables.folds import Folds
-from selfnorm.training import Clock, History, Judgement, TrainingOptions, split_rows
+from selfnorm.tables.streamed import Streamed
+from selfnorm.training import (
+    Clock,
+    History,
+    Judgement,
+    Source,
+    StoredRows,
+    TrainingOptions,
+    split_rows,
+)
 
 JUDGED_ROWS = 1000  # of each fold, or of those held out, to weigh members by
 MOST_HELD_OUT = 10_000
@@ -108,21 +117,30 @@ class Trained:
     def judgement(self, rows: Rows) -> Judgement:
         """What the fit came to, on rows not seen if there are any."""
         if len(self.places) == 0:
-            return Judgement(len(rows), "not judged: too few rows to hold some out")
+            return Judgement(rows.total, "not judged: too few rows to hold some out")
         weights = rows.weights[self.places].numpy()
-        return Judgement.of(len(rows), self.how, self.scores.numpy(), self.gain, weights)
+        return Judgement.of(rows.total, self.how, self.scores.numpy(), self.gain, weights)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Coded rows ``(n, p, 2)``, what their codes leave open ``(n, p)``, and their weights."""
+    """Coded rows ``(n, p, 2)``, what their codes leave open ``(n, p)``, and their weights.
+
+    They stand for ``every`` row of a table that is not in memory, if there is one.
+    """
 
     coded: Tensor
     open_: Tensor
     weights: Tensor
+    every: Streamed | None = None
 
     def __len__(self) -> int:
         return len(self.coded)
+
+    @property
+    def total(self) -> int:
+        """How many rows the table has."""
+        return len(self) if self.every is None else len(self.every)
 
 
 def chosen_method(method: str, schema: Schema, coded: Tensor) -> str:
@@ -179,10 +197,11 @@ def train_chain(rows: Rows, parts: Sequence[Part], settings: Settings) -> Traine
 def _train_chain(rows: Rows, parts: Sequence[Part], settings: Settings) -> Trained:
     seed, device, clock = settings.options["seed"], settings.device, settings.clock
     with_gaps = float((rows.coded[..., 0] == GAP).any(-1).double().mean())
-    defaults = table_options(len(rows), parts, device, gaps=with_gaps, folds=settings.keep_folds)
+    folds = settings.keep_folds
+    defaults = table_options(rows.total, parts, device, gaps=with_gaps, folds=folds)
     sizes, options = defaults.model | settings.sizes, defaults.fit | settings.options
     split = _Split.of(
-        len(rows), sizes["orderings"], defaults.orders_per_fold, settings.validation_fraction, seed
+        rows, sizes["orderings"], defaults.orders_per_fold, settings.validation_fraction, seed
     )
     began = clock.gone
     simple = _scores_of_simple(rows, parts, split, with_gaps == 0, seed, clock)
@@ -205,7 +224,14 @@ def _train_chain(rows: Rows, parts: Sequence[Part], settings: Settings) -> Train
     if with_gaps and split.n_folds > 1:
         fill = functools.partial(_completed, columns=columns, coded=rows.coded)
     runs = _Runs(packed, rows.weights, split, options, closing, clock, settings.checkpoint, fill)
-    histories = runs.first(models, defaults.task, device)
+    every: AbstractContextManager[StoredRows | None] = nullcontext()
+    if rows.every is not None:
+        share = held_share(rows.total, settings.validation_fraction)
+        order = np.random.default_rng(seed).permutation(len(split.train))
+        shown = packed[split.train[order]]
+        every = rows.every.stored(columns, share, shown, settings.checkpoint)
+    with every as source:
+        histories = runs.first(models, defaults.task, device, source)
     chain, history = best(models, histories)
     stopped, n_steps = histories[-1].stopped, history.n_steps
     until = clock.gone + closing.judging
@@ -250,13 +276,18 @@ class _Split:
     order_fold: Tensor
 
     @classmethod
-    def of(cls, n: int, orders: int, orders_per_fold: int, fraction: float, seed: int) -> _Split:
+    def of(
+        cls, rows: Rows, orders: int, orders_per_fold: int, fraction: float, seed: int
+    ) -> _Split:
         """Folds where some orders are to be trained without each, else a part held out."""
-        n_folds = orders // orders_per_fold if orders_per_fold else 1
+        n, n_folds = len(rows), orders // orders_per_fold if orders_per_fold else 1
         with seeded(seed):
             train, held_out = torch.arange(n), None
-            if n_folds == 1:
-                train, held_out = split_rows(train, min(fraction, MOST_HELD_OUT / n))
+            if rows.every is not None:
+                out = rows.every.held_out(held_share(rows.total, fraction))
+                train, held_out = train[~out], train[out] if bool(out.any()) else None
+            elif n_folds == 1:
+                train, held_out = split_rows(train, held_share(n, fraction))
             folds = members.folds_of(n, n_folds, held_out)
             judged = torch.randperm(n)
         return cls(
@@ -310,9 +341,13 @@ class _Runs:
         self.counts = (weights / weights.mean()).float().unsqueeze(1)
 
     def first(
-        self, models: Sequence[TableChain], task: dict[str, Any], device: str
+        self,
+        models: Sequence[TableChain],
+        task: dict[str, Any],
+        device: str,
+        source: Source | None = None,
     ) -> list[History]:
-        """Train each of the models; none after an interrupt."""
+        """Train each of the models, on the rows of a source if any; none after an interrupt."""
         split, packed = self.split, self.packed
         rest = {name: value for name, value in task.items() if name != "n_samples"}
         self.common: dict[str, Any] = {"n_samples": task["n_samples"], "task_options": rest}
@@ -324,7 +359,9 @@ class _Runs:
             few = max(150, VALIDATED_CELLS // packed.shape[1])
             seen = seen[: VALIDATED_ROWS if split.n_folds == 1 else few]
         judged_by = (packed[seen], held[seen]) if len(seen) else None
-        data = packed[split.train], (counted / counted[split.train].mean())[split.train]
+        data: Source | tuple[Tensor, ...] | None = source
+        if data is None:
+            data = packed[split.train], (counted / counted[split.train].mean())[split.train]
         histories: list[History] = []
         for k, model in enumerate(models):
             share = (FIRST_SHARE if split.n_folds > 1 else 1.0) / (len(models) - k)
@@ -378,7 +415,7 @@ def train_energy(rows: Rows, parts: Sequence[Part], settings: Settings) -> Train
     """
     n, seed = len(rows), settings.options["seed"]
     n_folds = JOINT_FOLDS if FEWEST_IN_FOLDS <= n < FOLDED_BELOW else 1
-    split = _Split.of(n, n_folds, int(n_folds > 1), settings.validation_fraction, seed)
+    split = _Split.of(rows, n_folds, int(n_folds > 1), settings.validation_fraction, seed)
     simple = _scores_of_simple(rows, parts, split, True, seed, settings.clock)
     straight = _straight_energy(simple, len(parts))
     simple = {kind: scores for kind, scores in simple.items() if kind.straight == straight}
@@ -490,6 +527,11 @@ def best(models: Sequence[Any], histories: Sequence[History]) -> tuple[Any, Hist
 
     chosen = max(range(len(histories)), key=lambda k: score(histories[k]))
     return models[chosen], histories[chosen]
+
+
+def held_share(n: int, fraction: float) -> float:
+    """Share of ``n`` rows that are held out."""
+    return min(fraction, MOST_HELD_OUT / n)
 
 
 def _in_order(rows: Tensor | None) -> np.ndarray:

@@ -3,6 +3,7 @@
 from selfnorm.training.checkpoint import load_checkpoint
 from selfnorm.training.history import History, Judgement
 from selfnorm.training.loop import MAX_BAD_STREAK, MAX_ROLLBACKS, Data, Stepper, run, split_rows
+from selfnorm.training.stored import StoredRows
 from selfnorm.training.task import (
     Checkpoint,
     Clock,
@@ -40,6 +41,7 @@ __all__ = [
     "Source",
     "State",
     "Stepper",
+    "StoredRows",
     "Task",
     "TaskOptions",
     "TensorSource",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cached_property
@@ -327,7 +327,8 @@ class _Run:
         self.good: State | None = None
         self.history = History()
         self.step = 0
-        self.epoch = self.batches = torch.empty(0, dtype=torch.long)
+        self.epoch = torch.empty(0, dtype=torch.long)
+        self.batches: Tensor | Sequence[Tensor] = self.epoch
         self.shown: dict[str, str] = {}
 
     @cached_property

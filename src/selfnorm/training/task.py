@@ -193,7 +193,9 @@ class Source(ABC):
         """
         return torch.randperm(len(self), device=device)
 
-    def batches(self, epoch: Tensor, size: int, rank: int = 0, world: int = 1) -> Tensor:
+    def batches(
+        self, epoch: Tensor, size: int, rank: int = 0, world: int = 1
+    ) -> Tensor | Sequence[Tensor]:
         """Row numbers ``(steps, size / world)`` of the mini-batches that one of ``world`` ranks
         takes; rows at the end of an epoch that fill no batch are left out.
         """

@@ -427,7 +427,7 @@ def number_part(
         (True, 1.0, 0)
     """
     distinct, counts = counted or np.unique(values, return_counts=True)
-    n = len(values)
+    n = int(counts.sum())
     few = len(distinct) <= min(MAX_CODES, n / 20) or (len(distinct) == 2 and n >= 10)
     step, origin = _grid(distinct, decimals)
     masses = point_masses(distinct, counts, step)
