@@ -236,6 +236,32 @@ def consistency_table(rows: list[Row]) -> str:
     return markdown_table([*head, "seconds a row", "off, one pass of the network"], body)
 
 
+def coverage_table(rows: list[Row]) -> str:
+    """How many true probabilities of finite tables are within what is stated of answers."""
+    body = []
+    for row in rows:
+        exact = "–" if row["exact"] is None else f"{row['n'] - row['drawn']} ({row['exact']:.0%})"
+        shares = [f"{100 * row[key]:.1f}" for key in ("covered", "within_3")]
+        said = [row["dataset"], row["of"], str(row["drawn"]), *shares]
+        body.append([*said, f"{row['mean_off']:.2f}", exact])
+    head = ["table", "answers", "drawn", "in the interval, %", "within three errors, %"]
+    return markdown_table([*head, "root mean square, in errors", "without error (right)"], body)
+
+
+def rules_table(rows: list[Row]) -> str:
+    """Rows under rules: how many break them, and how alike they are to real ones."""
+    body = [
+        [
+            *(row["dataset"], f"`{row['event']}`", f"{row['share']:.1%}", f"{row['n_rows']:,}"),
+            *(str(row["broken"]), f"{row['score']:.3f}", f"{row['without']:.3f}"),
+            f"{1e3 * row['row_seconds']:.2f}",
+        ]
+        for row in rows
+    ]
+    head = ["table", "rule", "real rows that obey", "rows drawn", "broken", "two-sample score"]
+    return markdown_table([*head, "without rule", "ms a row"], body)
+
+
 ANSWERS: dict[str, tuple[str, str, Callable[[list[Row]], str]]] = {
     "queries": (
         "How many rows?",
@@ -267,6 +293,20 @@ ANSWERS: dict[str, tuple[str, str, Callable[[list[Row]], str]]] = {
         "rows with a standard error of at most 0.1. *one pass of the network*: what the fit noted "
         "of it.",
         consistency_table,
+    ),
+    "coverage": (
+        "What intervals cover",
+        "Tables of a few labels, all rows of which are scored: what is drawn beside the true sums. "
+        "Intervals are of 95 %. Rows with gaps are log-densities of what is left.",
+        coverage_table,
+    ),
+    "rules": (
+        "Rows under rules",
+        "`sample(n, where=...)`; what holds for all real rows is a rule of the fit instead. The "
+        "score is sdmetrics' two-sample test by logistic regression against the real rows that "
+        "obey (1 cannot tell, 0 always tells), *without rule* that of as many rows of each kind "
+        "that are drawn freely.",
+        rules_table,
     ),
 }
 

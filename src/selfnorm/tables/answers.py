@@ -42,7 +42,7 @@ DRAWS_AT_ONCE = 4096
 CORRECTED = 8  # draws of a row whose normalisers are made exact
 FEWEST, MOST = 32, 8192  # draws of a row
 MEMBER_DRAWS = 256  # of a row, from all simple densities together
-FEW_EFFECTIVE = 3
+FEW_EFFECTIVE, FEWEST_EFFECTIVE = 3, 10.0  # draws of an imputed row, of a mean
 FLAT = 2.0  # weights none of which is as many times the mean have no tail
 COUNTED = 4096  # effective draws of which those that obey are counted
 EVENT_DRAWS = 256  # of an event, to begin with
@@ -98,8 +98,10 @@ class Estimate(Judged):
     def of_mean(cls, value: float, se: float, ess: float, pareto_k: float) -> Estimate:
         """That of a mean."""
         half = deviations(LEVEL) * se
-        few = few_draws(ess)
-        findings = (*few, *_findings(0.0, pareto_k))
+        findings = tuple(_findings(0.0, pareto_k))
+        if ess < FEWEST_EFFECTIVE:
+            words = f"Only {ess:.1f} draws count: ask for more (accuracy=)."
+            findings = (Finding("draws", ess, FEWEST_EFFECTIVE, words), *findings)
         return cls(value, value - half, value + half, se, ess, pareto_k, findings)
 
     def __repr__(self) -> str:
@@ -117,13 +119,6 @@ def _findings(relative_se: float, pareto_k: float) -> Iterator[Finding]:
     yield from heavy_tail(
         pareto_k, "the draws do not reach where the density is; ask for more (accuracy=)."
     )
-
-
-def few_draws(ess: float) -> tuple[Finding, ...]:
-    """The finding that few draws count."""
-    if ess >= 10:
-        return ()
-    return (Finding("draws", ess, 10.0, f"Only {ess:.1f} draws count: ask for more (accuracy=)."),)
 
 
 @dataclass(frozen=True)
