@@ -13,10 +13,11 @@ from torch import Tensor
 
 from selfnorm import EnergyDensity, Schema
 from selfnorm.chain import TableChain
+from selfnorm.chain.drawing import picked
 from selfnorm.columns import GAP, UNSEEN, PartValues
 from selfnorm.errors import DataError
 from selfnorm.tables import answers
-from selfnorm.tables.answers import ChainAnswers, Effort, Estimate, Limits
+from selfnorm.tables.answers import ChainAnswers, Draws, Effort, Estimate, Limits
 from selfnorm.tables.events import Event
 from selfnorm.tables.members import Member
 from tests.chain.test_table_chain import coded, codes, mixed, shaken
@@ -207,6 +208,26 @@ def test_intervals_of_probabilities_cover():
 
 
 # -- densities of tables ------------------------------------------------------------------------
+
+
+def test_what_varies_between_orders_alone_is_no_error():
+    row, stratum = torch.zeros(8, dtype=torch.long), torch.arange(2).repeat_interleave(4)
+    log_w = torch.tensor([1.0, 1, 1, 1, 3, 3, 3, 3]).log()
+    none = torch.zeros(1, dtype=torch.bool)
+    draws = Draws(row, torch.zeros(8, 1, 4), log_w, none, log_w, stratum)
+    log_mean, se, ess = draws.log_mean()
+    assert log_mean.exp() == pytest.approx(2.0)
+    assert se == pytest.approx(0.0, abs=1e-7)
+    assert ess == pytest.approx(16**2 / 40)
+    pooled = draws._replace(stratum=torch.zeros_like(stratum)).log_mean()[1]
+    assert pooled == pytest.approx((40 / 16**2 - 1 / 8) ** 0.5)
+
+
+def test_outcomes_are_picked_in_proportion_and_never_without_a_share():
+    torch.manual_seed(0)
+    drawn = picked(torch.tensor([0.0, 1.0, 0.0, 3.0, 0.0]).expand(4000, 5))
+    assert set(drawn.tolist()) == {1, 3}
+    assert (drawn == 3).double().mean() == pytest.approx(0.75, abs=0.03)
 
 
 @pytest.fixture(scope="module")
