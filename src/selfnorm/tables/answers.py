@@ -47,7 +47,7 @@ FLAT = 2.0  # weights none of which is as many times the mean have no tail
 COUNTED = 4096  # effective draws of which those that obey are counted
 EVENT_DRAWS = 256  # of an event, to begin with
 TOTAL = 32_768  # draws of a call, beyond the fewest of each row
-EVENT_SE = 0.06  # of the logarithm of the probability of an event
+EVENT_SE = 0.06  # of the logarithm of the probability of an event, unless draws are counted
 GOAL_SE = 0.01  # nats: a row whose error is larger gets more draws
 RELIABLE_SE = 0.1  # nats
 LEVEL = 0.95  # of intervals
@@ -239,11 +239,13 @@ class Effort:
         fewest: of a row.
         most: of a row whose error stays above :data:`GOAL_SE`.
         total: of all rows, beyond the fewest.
+        event_se: of the logarithm of a probability that has enough of them.
     """
 
     fewest: int = FEWEST
     most: int = MOST
     total: int = TOTAL
+    event_se: float = EVENT_SE
 
     @classmethod
     def of(cls, accuracy: str | int) -> Effort | None:
@@ -253,7 +255,7 @@ class Effort:
         if accuracy == "joint":
             return cls()
         n = int(accuracy)
-        return cls(min(n, FEWEST), n, 2**62)
+        return cls(min(n, FEWEST), n, 2**62, GOAL_SE)
 
 
 class ChainAnswers:
@@ -517,7 +519,7 @@ class ChainAnswers:
                     more = more.without(~limits.obey(self.coded(more.completed)))
                 draws = more if draws is None else draws.joined(more)
                 n_all, (_, se, ess) = len(draws.row), draws.log_mean()
-                times = (float(se) / EVENT_SE) ** 2  # of these draws that are called for
+                times = (float(se) / effort.event_se) ** 2  # of these draws that are called for
                 if limits.wanted is not None:
                     times = goal / max(float(ess), 1.0)
                 if times <= 1 or n_all >= most:
