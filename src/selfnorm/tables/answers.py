@@ -164,6 +164,11 @@ class Draws(NamedTuple):
         """``(n,)``: how many draws rows have."""
         return torch.bincount(self.row, minlength=len(self.exact))
 
+    @property
+    def n_strata(self) -> int:
+        """How many strata there are."""
+        return int(self.stratum.max()) + 1 if len(self.stratum) else 1
+
     def joined(self, others: Draws) -> Draws:
         """With more draws of the same rows."""
         order = torch.cat([self.row, others.row]).argsort(stable=True)
@@ -195,11 +200,10 @@ class Draws(NamedTuple):
         w = (self.log_w.double() - most[self.row]).exp()
         total, squares = (torch.zeros_like(most).index_add(0, self.row, x) for x in (w, w.square()))
         ess = total.square() / squares.clamp_min(1e-300)
-        n_strata = int(self.stratum.max()) + 1 if len(w) else 1
-        place, size = self.row * n_strata + self.stratum, len(most) * n_strata
+        place, size = self.row * self.n_strata + self.stratum, len(most) * self.n_strata
         sums = torch.zeros(size, dtype=torch.float64).index_add(0, place, w)
         of_means = sums.square() / torch.bincount(place, minlength=size).clamp_min(1)
-        within = (squares - of_means.view(-1, n_strata).sum(1)).clamp_min(0.0)
+        within = (squares - of_means.view(-1, self.n_strata).sum(1)).clamp_min(0.0)
         se = (within / total.square().clamp_min(1e-300)).sqrt()
         se = se.where(total > 0, torch.inf).where(~self.exact, 0.0)
         return most + (total / counts.clamp_min(1)).log(), se, ess
@@ -552,7 +556,7 @@ def strata_joined(strata: Sequence[Draws], log_weights: Tensor) -> Draws:
             exact=torch.zeros_like(draws.exact),
             stratum=draws.stratum + first,
         )
-        first = int(weighed.stratum.max()) + 1
+        first += draws.n_strata
         joined = weighed if joined is None else joined.joined(weighed)
     assert joined is not None
     return joined
