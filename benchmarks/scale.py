@@ -5,6 +5,7 @@
     python benchmarks/scale.py schemas --data-dir DATA
     python benchmarks/scale.py learned
     python benchmarks/scale.py cost --rows 1e4,1e5,1e6 --columns 5,20,80
+    python benchmarks/scale.py ranks --rows 3e5 --steps 200
     python benchmarks/scale.py kills --times 20
 
 Tables are of ten mixed columns (four of continuous numbers, two of whole ones, two of labels, a
@@ -35,6 +36,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 import torch
+from safetensors.torch import load_file
 
 import selfnorm as sn
 from measuring import Row, write
@@ -278,6 +280,65 @@ def learned(options: argparse.Namespace, work: Path) -> list[Row]:
     ]
 
 
+# Ranks
+
+
+def rank(options: argparse.Namespace) -> None:
+    """One process of a group: a streamed fit, the loss of every step."""
+    from selfnorm.density import Ranks, launched
+    from selfnorm.density.distributed import DistributedTask
+
+    torch.set_num_threads(1)
+    losses, loss = [], DistributedTask.loss
+
+    def noted(self: DistributedTask, batch: tuple[torch.Tensor, ...]) -> Any:
+        value, metrics = loss(self, batch)
+        losses.append(float(value.detach()))
+        return value, metrics
+
+    DistributedTask.loss = noted  # type: ignore[method-assign]
+    fabric = launched()
+    pieces = options.times // fabric.world_size
+    began = time.perf_counter()
+    density = EnergyDensity(random_state=0, max_steps=options.steps, batch_size=256)
+    density.fit(options.folder, fabric=Ranks(fabric, pieces, "per_piece"))
+    seconds = round(time.perf_counter() - began, 1)
+    if fabric.is_global_zero:
+        steps = density.history_.seconds
+        print(json.dumps({"losses": losses, "fit": seconds, "steps": steps}), flush=True)
+    fabric.barrier()
+    os._exit(0)
+
+
+def ranks(options: argparse.Namespace, work: Path) -> list[Row]:
+    """A fit by one process in four pieces, by two in two each, by four: losses of every step."""
+    make(work / "rows", int(float(options.rows)))
+    told = {}
+    for count in (1, 2, 4):
+        group = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+        command = [sys.executable, *group, __file__, "rank", "--folder", str(work / "rows")]
+        command += ["--steps", str(options.steps), "--times", "4"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        if not lines:
+            raise RuntimeError(done.stderr[-2000:])
+        told[count] = json.loads(lines[-1])
+    first = np.array(told[1]["losses"][: options.steps])
+    return [
+        {
+            "ranks": count,
+            "steps": options.steps,
+            "seconds_of_fit": run["fit"],
+            "seconds_of_steps": run["steps"],
+            "largest_difference_of_losses": float(
+                np.abs(np.array(run["losses"][: options.steps]) - first).max()
+            ),
+        }
+        for count, run in told.items()
+    ]
+
+
 # Kills
 
 
@@ -312,8 +373,9 @@ def kills(options: argparse.Namespace, work: Path) -> list[Row]:
         return len(moments)
 
     def bytes_of(folder: Path) -> dict[str, bytes]:
-        kept = [folder / "model" / "model.safetensors", *sorted((folder / "scored").iterdir())]
-        return {str(path.relative_to(folder)): path.read_bytes() for path in kept}
+        weights = load_file(folder / "model" / "model.safetensors")  # the header has seconds
+        found = {name: weight.numpy().tobytes() for name, weight in weights.items()}
+        return found | {path.name: path.read_bytes() for path in (folder / "scored").iterdir()}
 
     began = time.perf_counter()
     run(work / "alone", [])
@@ -333,8 +395,8 @@ def kills(options: argparse.Namespace, work: Path) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    ways = {f.__name__: f for f in (memory, same, schemas, learned, cost, kills)}
-    parser.add_argument("way", choices=[*ways, "case"])
+    ways = {f.__name__: f for f in (memory, same, schemas, learned, cost, ranks, kills)}
+    parser.add_argument("way", choices=[*ways, "case", "rank"])
     parser.add_argument("--rows", default="1e6")
     parser.add_argument("--columns", default="")
     parser.add_argument("--steps", type=int, default=1000)
@@ -347,8 +409,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/scale"))
     options = parser.parse_args()
     warnings.simplefilter("ignore", sn.SelfnormWarning)
-    if options.way == "case":
-        case(options)
+    if options.way in ("case", "rank"):
+        (case if options.way == "case" else rank)(options)
         return
     work = Path(tempfile.mkdtemp(prefix="scale-", dir=options.work))
     try:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from lightning_fabric import Fabric
 
 import selfnorm as sn
+from selfnorm.density import Ranks
 from selfnorm.density.distributed import DistributedTask
 
 
@@ -50,6 +51,31 @@ def strike(rank, own_rank, number=signal.SIGINT):
     DistributedTask._local_loss = local_loss
 
 
+def rows_of_a_table():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(600, 3, generator=generator)
+    return {"a": x[:, 0].numpy(), "b": (x[:, 1] + x[:, 0] > 0).numpy(), "c": x[:, 2].numpy()}
+
+
+def fit_table(ranks, **options):
+    """A chain of a table, and the loss of every step."""
+    plain, losses = DistributedTask.loss, []
+
+    def loss(self, batch):
+        value, metrics = plain(self, batch)
+        losses.append(float(value.detach()))
+        return value, metrics
+
+    DistributedTask.loss = loss
+    try:
+        density = sn.EnergyDensity(hidden=8, batch_size=64, random_state=0, **options)
+        density.fit(rows_of_a_table(), fabric=ranks)
+    finally:
+        DistributedTask.loss = plain
+    scores = torch.from_numpy(density.score_samples(rows_of_a_table()))
+    return {"losses": losses, "scores": scores, "stopped": density.history_.stopped}
+
+
 def main():
     torch.set_num_threads(1)
     with open(sys.argv[1]) as handle:
@@ -59,6 +85,11 @@ def main():
     fabric = Fabric(accelerator="cpu", devices=world, strategy=strategy)
     fabric.launch()
     for run in job["runs"]:
+        if "table" in run:
+            fitted = fit_table(Ranks(fabric, 1, "per_piece"), **run["table"])
+            name = f"{run['name']}.{fabric.global_rank}.pt"
+            torch.save(fitted, os.path.join(job["out"], name))
+            continue
         x, model = setting()
         if fabric.global_rank:  # rank 0's start must win
             with torch.no_grad():

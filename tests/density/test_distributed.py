@@ -14,13 +14,14 @@ import pytest
 import torch
 
 import selfnorm as sn
+from selfnorm.density import Ranks
 from selfnorm.density.model import DensityTask
 from selfnorm.errors import DataError
 from selfnorm.training.checkpoint import load_checkpoint
 from tests.fitting import fit, fit_distributed, weights
 
 lightning_fabric = pytest.importorskip("lightning_fabric")
-from tests.density.distributed_worker import setting  # noqa: E402
+from tests.density.distributed_worker import fit_table, setting  # noqa: E402
 
 WORKER = Path(__file__).with_name("distributed_worker.py")
 OPTIONS = {
@@ -83,6 +84,8 @@ def two_ranks(tmp_path_factory):
             {"name": "killed", "options": half, "die_at": 33},
             {"name": "interrupted", "options": OPTIONS, "interrupted_rank": 1},
             {"name": "after", "options": {**OPTIONS, "max_steps": 5}},
+            {"name": "table", "table": {"max_steps": 40}},
+            {"name": "timed", "table": {"max_time": 2}},
         ],
         out,
     )
@@ -113,6 +116,22 @@ def test_two_ranks_end_where_one_process_ends(two_ranks, name):
             assert a[key] == pytest.approx(b[key], abs=1e-4), key
         # The logarithm of a mean is no mean of logarithms: close, above, not the same.
         assert b["upper"] < a["upper"] < b["upper"] + 0.1
+
+
+def test_two_ranks_fit_a_table_as_one_does_in_two_pieces(two_ranks):
+    ours, theirs = (result(two_ranks, "table", rank) for rank in (0, 1))
+    alone = lightning_fabric.Fabric(accelerator="cpu", devices=1)
+    expected = fit_table(Ranks(alone, 2, "per_piece"), max_steps=40)
+    assert len(ours["losses"]) >= 40
+    assert ours["losses"] == pytest.approx(expected["losses"], abs=1e-5)
+    assert torch.equal(ours["scores"], theirs["scores"])
+    assert torch.allclose(ours["scores"], expected["scores"], atol=1e-3)
+
+
+def test_ranks_end_together_when_the_time_is_over(two_ranks):
+    ours, theirs = (result(two_ranks, "timed", rank) for rank in (0, 1))
+    assert len(ours["losses"]) == len(theirs["losses"]) > 0
+    assert torch.equal(ours["scores"], theirs["scores"])
 
 
 def test_own_streams_differ_between_ranks_and_models_agree(two_ranks):
@@ -217,8 +236,6 @@ def test_what_would_not_be_exact_is_refused():
         fit_distributed(model, x, fabric=fabric, n_accumulate=3)
     with pytest.raises(ValueError, match="samples must be"):
         fit_distributed(model, x, fabric=fabric, samples="typo")
-    with pytest.raises(ValueError, match="clocks of ranks differ"):
-        fit_distributed(model, x, fabric=fabric, max_time=9)
     with pytest.raises(TypeError, match="cannot train"):
         fit_distributed(torch.nn.Linear(2, 1), x, fabric=fabric)
 

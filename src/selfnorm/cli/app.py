@@ -191,6 +191,8 @@ class _FitOptions:
             )
         if self.checkpoint is not None:
             _check_folder(self.checkpoint.parent)
+        if self.target is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise DataError("--target is for one process; several fit densities")
         if self.target is None and self.max_epochs is not None:
             raise DataError("--max-epochs is for --target; a density takes --max-steps")
         of_densities = ("max_steps", "method", "contamination", "kinds", "model_gaps", "rule")
@@ -242,6 +244,8 @@ def _fit(**given: Any) -> None:
     if shards is not None:
         train = partial(_fit_density, shards=shards.select(features))
     estimator, notes, own = train(table, features, options)
+    if int(os.environ.get("RANK", "0")):  # the first of several processes tells and saves
+        return
     histories = estimator.history_ if isinstance(estimator.history_, list) else [estimator.history_]
     stopped = any(history.stopped == "interrupted" for history in histories)
     if stopped and options.checkpoint is not None and options.checkpoint.exists():
@@ -280,6 +284,22 @@ def _fit(**given: Any) -> None:
 _Fitted = tuple[Any, dict[str, Any], dict[str, Any]]  # an estimator, notes, entries of the report
 
 
+@contextmanager
+def _group() -> Iterator[dict[str, Any]]:
+    """What ``fit`` is given of the processes that ``torchrun`` began, which train together."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield {}
+        return
+    from torch.distributed import destroy_process_group
+
+    from selfnorm.density import launched
+
+    fabric = launched()
+    yield {"fabric": fabric}
+    fabric.barrier()
+    destroy_process_group()
+
+
 def _fit_density(
     table: Table, features: list[str], options: _FitOptions, shards: Shards | None = None
 ) -> _Fitted:
@@ -299,7 +319,8 @@ def _fit_density(
         max_steps=options.max_steps,
         **options.common,
     )
-    _train(density, table, options, rows, rules=options.rule or [])
+    with _group() as group:
+        _train(density, table, options, rows, rules=options.rule or [], **group)
     return density, {}, {
         "method": density.method_,
         "lower_bound": density.lower_bound_,

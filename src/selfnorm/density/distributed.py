@@ -11,6 +11,7 @@ the task and the checkpoint are those of :func:`selfnorm.fit`.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 
 Loss = tuple[Tensor, dict[str, Tensor]]
+T = TypeVar("T")
 
 
 class Ranks:
@@ -54,14 +56,15 @@ class Ranks:
     Args:
         fabric: a launched Fabric.
         n_accumulate: pieces of a rank's share that go through the network one after another.
-        samples: ``"per_rank"`` or ``"same"``, see :func:`selfnorm.fit_distributed`.
+        samples: ``"per_rank"``, ``"same"`` or ``"per_piece"``, see
+            :func:`selfnorm.fit_distributed`.
     """
 
     def __init__(self, fabric: Fabric, n_accumulate: int = 1, samples: str = "per_rank") -> None:
         if n_accumulate < 1:
             raise ValueError(f"n_accumulate must be at least 1, got {n_accumulate}")
-        if samples not in ("per_rank", "same"):
-            raise ValueError(f"samples must be 'per_rank' or 'same', not {samples!r}")
+        if samples not in ("per_rank", "same", "per_piece"):
+            raise ValueError(f"samples must be 'per_rank', 'same' or 'per_piece', not {samples!r}")
         self.fabric, self.n_accumulate, self.samples = fabric, n_accumulate, samples
         self.pieces = fabric.world_size * n_accumulate
 
@@ -77,11 +80,6 @@ class Ranks:
         **_: object,
     ) -> int:
         """The samples that each piece of a step draws; refuses what one process would not do."""
-        if options.max_time is not None:
-            raise ValueError(
-                "max_time is for one process: clocks of ranks differ, and so would their steps. "
-                "Use max_steps or max_epochs"
-            )
         if "max_memory" in (task_options or {}):
             raise TypeError("max_memory is for one device: here n_accumulate divides a step")
         model.to(self.fabric.device)
@@ -112,6 +110,7 @@ class Ranks:
         options = replace(
             options,
             seed=int(fabric.broadcast(seed)),
+            max_time=fabric.broadcast(options.max_time),
             progress=options.progress and fabric.is_global_zero,
         )
         shared = DistributedTask(task, self)
@@ -174,7 +173,8 @@ class DistributedTask:
         self.task, self.module = task, task.module
         fabric = self.fabric = ranks.fabric
         self.n_accumulate, self.pieces = ranks.n_accumulate, ranks.pieces
-        self.own_stream = ranks.samples == "per_rank"
+        self.own_stream, self.per_piece = ranks.samples != "same", ranks.samples == "per_piece"
+        self._common = 0
         self.rank, self.world = fabric.global_rank, fabric.world_size
         self._interrupted = False
         trained = [p for group in task.parameter_groups() for p in group["params"]]
@@ -211,6 +211,7 @@ class DistributedTask:
         """
         # One number from the common stream seeds every rank's own: nothing to save per rank.
         common = int(torch.randint(2**62, ())) if self.own_stream else None
+        self._common = common or 0
         own = None if common is None else (common + 7_919 * self.rank) % 2**62
         with seeded(own, self.fabric.device):
             loss, metrics = self._loss(*batch)
@@ -256,6 +257,11 @@ class DistributedTask:
     def _local_loss(self, batch: tuple[Tensor, ...]) -> Loss:
         n, task = self.n_accumulate, self.task
         pieces = [tuple(t[k::n] for t in batch) for k in range(n)]
+        if self.per_piece:
+            streams = [self._common + 7_919 * (self.rank + self.world * k) for k in range(n)]
+            named = zip(streams, pieces, strict=True)
+            losses = [partial(self._loss_of_piece, stream, piece) for stream, piece in named]
+            return _accumulate(losses, self._params)
         if self.own_stream or not isinstance(task, DensityTask):
             return _accumulate([partial(task.loss, piece) for piece in pieces], self._params)
         model, q, count = task.model, task.proposal, task.n_samples
@@ -265,6 +271,15 @@ class DistributedTask:
         pairs = zip(dealt, pieces, strict=True)
         parts = [partial(task.objective.loss, model, own, x, count) for own, (x,) in pairs]
         return _accumulate(parts, self._params)
+
+    def _loss_of_piece(self, stream: int, piece: tuple[Tensor, ...]) -> Loss:
+        with seeded(stream % 2**62, self.fabric.device):
+            return self.task.loss(piece)
+
+    def agreed(self, value: T) -> T:
+        """What rank 0 says."""
+        agreed: T = self.fabric.broadcast(value)
+        return agreed
 
     def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """The task's figures, as rank 0 sees them: all ranks decide alike."""
@@ -300,7 +315,12 @@ def launched() -> Fabric:
         raise SelfnormError(
             "distributed training needs Lightning Fabric: pip install 'selfnorm[distributed]'"
         ) from error
-    made = Fabric()
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or torch.cuda.is_available():
+        made = Fabric()
+    else:  # without GPUs a Fabric takes one device, whatever torchrun has begun
+        nodes = int(os.environ["WORLD_SIZE"]) // local
+        made = Fabric(accelerator="cpu", devices=local, num_nodes=nodes, strategy="ddp")
     made.launch()
     return made
 

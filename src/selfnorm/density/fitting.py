@@ -225,7 +225,9 @@ def fit_distributed(
         n_accumulate: pieces of a rank's share that go through the network one after another.
         samples: ``"per_rank"``: every rank draws its own share from its own stream. ``"same"``:
             all ranks draw all samples from one stream and keep their share, so that the numbers
-            are those of a single process with the same seed.
+            are those of a single process with the same seed. ``"per_piece"``: every piece of a step
+            draws from a stream of its own, so that the numbers depend on ranks times
+            ``n_accumulate`` alone: two ranks do what one does in two pieces.
         how: the rest is as in :func:`selfnorm.fit`. The seed is drawn on rank 0 and sent to the
             others if absent. ``checkpoint`` is a file on a disk all ranks can read; rank 0 writes
             it. It does not depend on the number of ranks: a run may be resumed on another, or by

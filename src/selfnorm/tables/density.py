@@ -54,6 +54,7 @@ from selfnorm.columns import (
     is_source,
     numbers_like,
 )
+from selfnorm.density import Ranks
 from selfnorm.errors import DataError, ModelFileError, shortened
 from selfnorm.evaluation import Bounds
 from selfnorm.report import About, DensityReport, Facts, write_report
@@ -81,6 +82,7 @@ from selfnorm.training import Clock, History, Judgement, fingerprint, whole_numb
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from lightning_fabric import Fabric
 
 MINIMUM_ROWS = 5
 _SMALLEST_SPREAD = 1e-36  # of numbers, some of which float32 has to tell apart
@@ -292,6 +294,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         checkpoint: str | os.PathLike[str] | None = None,
         rules: Sequence[str | Mapping[Any, Any]] = (),
         keep_folds: bool = False,
+        fabric: Fabric | Ranks | None = None,
     ) -> EnergyDensity:
         """Fit the distribution of the rows of the table ``X``; ``y`` is ignored.
 
@@ -312,12 +315,19 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         ``keep_folds``: leave every order of a chain as it was trained, without one of three folds
         of the rows, however many there are. Then :attr:`folds_` scores every training row as it
         scores rows to come; :class:`~selfnorm.tables.OutlierDetector` makes p-values of that.
+
+        ``fabric``: a launched ``lightning_fabric.Fabric``, whose ranks all call ``fit`` with the
+        same arguments and end with the same chain; each takes its share of every batch. Or a
+        :class:`selfnorm.density.Ranks` of one: the numbers depend on ranks times its
+        ``n_accumulate`` alone. ``random_state=None`` is 0 then, too.
         """
         check_parameters(self, _PARAMETERS)
         check_device(self.device)
         clock = Clock(self.max_time)
-        settings = self._settings(seed_of(self.random_state, checkpoint), clock, checkpoint)
-        settings = dataclasses.replace(settings, keep_folds=keep_folds)
+        ranks = fabric if isinstance(fabric, Ranks | None) else Ranks(fabric, 1, "per_piece")
+        seed = seed_of(self.random_state, checkpoint or ranks)
+        settings = self._settings(seed, clock, checkpoint)
+        settings = dataclasses.replace(settings, keep_folds=keep_folds, ranks=ranks)
         shards = Shards.of(X) if is_source(X) else None
         if shards is not None and shards.n_rows <= SAMPLED_ROWS:
             X, shards = shards.table(), None
@@ -344,6 +354,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         if len(counted) < MINIMUM_ROWS:
             raise DataError(f"sample_weight is zero but for fewer than {MINIMUM_ROWS} rows")
         method = training.chosen_method(self.method, schema, torch.from_numpy(x))
+        if ranks is not None and method == training.JOINT:
+            raise DataError("fabric= is for chains: give method='autoregressive'")
         if keep_folds:
             method = ChainDistribution.method
         self.rules_ = kept_rules

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from selfnorm._files import atomic
 from selfnorm.columns import CodedColumns, Scan, Schema, Shards, hashed
+from selfnorm.density import Ranks
 from selfnorm.errors import DataError
 from selfnorm.training import StoredRows
 
@@ -58,13 +59,20 @@ class Streamed:
 
     @contextmanager
     def stored(
-        self, columns: CodedColumns, share: float, preview: Tensor, checkpoint: Any
+        self,
+        columns: CodedColumns,
+        share: float,
+        preview: Tensor,
+        checkpoint: Any,
+        ranks: Ranks | None = None,
     ) -> Iterator[StoredRows]:
         """All rows that are not held out, packed, in a file; it is removed afterwards.
 
         Beside a ``checkpoint`` it stays until the run is done, and a run that goes on finds it
-        there; else it is in a temporary folder.
+        there; else it is in a temporary folder. Of several ranks the first one writes it, on a
+        disk that all of them read.
         """
+        first = ranks is None or ranks.fabric.is_global_zero
         name = f"{self.fingerprint} {share}"
         shape = columns.dim, 4
         with tempfile.TemporaryDirectory(prefix="selfnorm-") as folder:
@@ -73,14 +81,20 @@ class Streamed:
                 short = hashlib.sha256(name.encode()).hexdigest()[:12]
                 path = Path(f"{os.fspath(checkpoint)}.{short}.rows")
                 path.parent.mkdir(parents=True, exist_ok=True)
-            if not path.exists():
+            path = path if ranks is None else ranks.fabric.broadcast(path)
+            if first and not path.exists():
                 self._write(path, columns, share)
+            if ranks is not None:
+                ranks.fabric.barrier()
             source = StoredRows(path, shape, name, (preview[:PREVIEWED],))
             try:
                 yield source
             finally:
                 source.close()
-        path.unlink(missing_ok=True)
+            if ranks is not None:
+                ranks.fabric.barrier()
+        if first:
+            path.unlink(missing_ok=True)
 
     def _write(self, path: Path, columns: CodedColumns, share: float) -> None:
         """Code and pack all rows but those held out, some at a time."""

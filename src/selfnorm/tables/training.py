@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from selfnorm._context import float32_on_cpu, one_thread, seeded
 from selfnorm.chain import FEWEST_IN_FOLDS, FOLDED_BELOW, TableChain, table_options
 from selfnorm.columns import GAP, CodedColumns, Part, Schema
-from selfnorm.density import EBM, Ensemble, fit, fit_many, joint_density, joint_energy
+from selfnorm.density import EBM, Ensemble, Ranks, fit, fit_many, joint_density, joint_energy
 from selfnorm.distributions import Defensive
 from selfnorm.errors import DataError
 from selfnorm.tables import members
@@ -50,6 +50,7 @@ SCORES_COST = 0.05  # nats a column by which normal scores have to be better for
 # copies of a small table whose gaps are drawn, if they make up no more rows, and last runs on such
 COMPLETED, COMPLETED_ROWS, ROUNDS = (2, 8), 2400, 3
 JOINT = EnergyDistribution.method
+T = TypeVar("T")
 JOINT_FROM = 1000  # rows: of fewer, a chain mixed with simple densities knows more
 SCORED_ROWS = 1000  # of the training table, for the threshold of outliers
 CHECKED_ROWS = 100  # whose scores by the learned ``b`` are compared with those by quadrature
@@ -70,6 +71,7 @@ class Settings:
         device: where to train.
         checkpoint: file from which the same run goes on.
         clock: of the fit.
+        ranks: the processes that share the steps; ``None``: this one alone.
         keep_folds: whether the orders of a chain stay as they are trained, each without a fold.
     """
 
@@ -80,7 +82,15 @@ class Settings:
     device: str
     checkpoint: str | os.PathLike[str] | None
     clock: Clock
+    ranks: Ranks | None = None
     keep_folds: bool = False
+
+    def agreed(self, value: T) -> T:
+        """What rank 0 says: clocks of ranks differ, and with them what there is time for."""
+        if self.ranks is None:
+            return value
+        agreed: T = self.ranks.fabric.broadcast(value)
+        return agreed
 
 
 @dataclass
@@ -204,7 +214,7 @@ def _train_chain(rows: Rows, parts: Sequence[Part], settings: Settings) -> Train
         rows, sizes["orderings"], defaults.orders_per_fold, settings.validation_fraction, seed
     )
     began = clock.gone
-    simple = _scores_of_simple(rows, parts, split, with_gaps == 0, seed, clock)
+    simple = settings.agreed(_scores_of_simple(rows, parts, split, with_gaps == 0, seed, clock))
     simple_seconds = clock.gone - began
     straight = _straight_columns(rows, parts, split, simple, seed)
     columns = members.columns_of(parts, rows.coded[split.train], straight=straight)
@@ -219,17 +229,17 @@ def _train_chain(rows: Rows, parts: Sequence[Part], settings: Settings) -> Train
     if lines:
         for model in models:
             model.start_at_lines(packed[split.train], rows.weights[split.train])
-    closing = _closing(models[0].to(device), packed, clock, simple_seconds / 2)
+    closing = settings.agreed(_closing(models[0].to(device), packed, clock, simple_seconds / 2))
     fill = None
     if with_gaps and split.n_folds > 1:
         fill = functools.partial(_completed, columns=columns, coded=rows.coded)
-    runs = _Runs(packed, rows.weights, split, options, closing, clock, settings.checkpoint, fill)
+    runs = _Runs(packed, rows.weights, split, options, closing, settings, fill)
     every: AbstractContextManager[StoredRows | None] = nullcontext()
     if rows.every is not None:
         share = held_share(rows.total, settings.validation_fraction)
         order = np.random.default_rng(seed).permutation(len(split.train))
         shown = packed[split.train[order]]
-        every = rows.every.stored(columns, share, shown, settings.checkpoint)
+        every = rows.every.stored(columns, share, shown, settings.checkpoint, settings.ranks)
     with every as source:
         histories = runs.first(models, defaults.task, device, source)
     chain, history = best(models, histories)
@@ -332,12 +342,12 @@ class _Runs:
 
     def __init__(
         self, packed: Tensor, weights: Tensor, split: _Split, options: dict[str, Any],
-        closing: _Closing, clock: Clock, checkpoint: Any,
-        fill: Callable[..., tuple[Tensor, ...]] | None,
+        closing: _Closing, settings: Settings, fill: Callable[..., tuple[Tensor, ...]] | None,
     ) -> None:  # fmt: skip
         self.packed, self.split, self.fill, self.fill_seconds = packed, split, fill, 0.0
         self.options = options if len(split.judged) else options | {"patience": None}
-        self.closing, self.clock, self.checkpoint = closing, clock, checkpoint
+        self.closing, self.clock, self.checkpoint = closing, settings.clock, settings.checkpoint
+        self.ranks = settings.ranks
         self.counts = (weights / weights.mean()).float().unsqueeze(1)
 
     def first(
@@ -351,6 +361,7 @@ class _Runs:
         split, packed = self.split, self.packed
         rest = {name: value for name, value in task.items() if name != "n_samples"}
         self.common: dict[str, Any] = {"n_samples": task["n_samples"], "task_options": rest}
+        self.common["fabric"] = self.ranks
         # how much a row counts for each order: in training, and where it is held out
         out = split.folds.unsqueeze(1) == split.order_fold
         counted, held = self.counts * ~out, self.counts * out

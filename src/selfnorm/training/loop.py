@@ -408,9 +408,10 @@ class _Run:
         """Whether to look now; the last time before the run's time is over."""
         if not self.budget.limited:
             return self.step % self.validate_every == 0 or self.step == self.total
-        if self.budget.over:
+        over, due = self.task.agreed((self.budget.over, self.budget.due))
+        if over:
             self.history.stopped = "max_time"
-        return bool(self.history.stopped) or self.budget.due or self.step == self.total
+        return bool(self.history.stopped) or due or self.step == self.total
 
     def _save(self, path: Path) -> None:
         """Write a checkpoint; a full disk is reported, and does not cost the run."""
@@ -425,7 +426,8 @@ class _Run:
         position = self.step % self.steps_per_epoch
         if position == 0:
             self._begin(self.source.epoch(self.device))
-        rate = self.schedule.rate(self.step, self.budget.share)
+        share = self.task.agreed(self.budget.share) if self.budget.limited else 0.0
+        rate = self.schedule.rate(self.step, share)
         self.stepper.step(self.batches[position], rate, self.step)
         self.step += 1
 

@@ -30,7 +30,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 ParameterGroup = dict[str, Any]  # of an optimiser
 State = dict[str, Any]  # values and tensors by name, as a checkpoint stores them
+T = TypeVar("T")
 TaskOptions = dict[str, Any]  # what a model's own task takes, by name
 
 _PREVIEW = 10_000  # rows that a task sees of data that are not in memory
@@ -133,6 +134,10 @@ class Task:
     def witness(self, data: tuple[Tensor, ...]) -> Tensor | None:  # noqa: ARG002
         """Log-densities at a few rows, by which a checkpoint of another network is told apart."""
         return None
+
+    def agreed(self, value: T) -> T:
+        """What all processes that train together take for a value that each has its own of."""
+        return value
 
     def own_state(self) -> State | None:
         """What a run remembers outside the module; goes into checkpoints."""
