@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from selfnorm.chain.layout import PackedRows
-from selfnorm.chain.lines import Line
+from selfnorm.chain.lines import LinePrediction
 from selfnorm.chain.model import Factors, chosen
 from selfnorm.columns import GAP, CodedColumns, PartValues
 from selfnorm.distributions import Mixture1d
@@ -162,14 +162,16 @@ class Drawing:
             self._see(inputs, packed, part, line)
         return log_w
 
-    def _line(self, packed: Tensor, part: Tensor) -> Line | None:
+    def _line(self, packed: Tensor, part: Tensor) -> LinePrediction | None:
         """The line ``(R, n)`` of one part for each order, by the numbers before it."""
         if self.chain.lines is None:
             return None
         z, _ = self.chain.scores(PackedRows.of(packed))
         return self.chain.lines.at(z, self.place_of_number[part].clamp_min(0))
 
-    def _see(self, inputs: Tensor, packed: Tensor, part: Tensor, line: Line | None) -> None:
+    def _see(
+        self, inputs: Tensor, packed: Tensor, part: Tensor, line: LinePrediction | None
+    ) -> None:
         """Put what is there of one part for each order in the inputs ``(R, n, p, per_part)``."""
         rows = PackedRows.of(packed[self.orders, :, part])
         of_part = self.chain.inputs(rows, part.unsqueeze(1))
@@ -179,7 +181,7 @@ class Drawing:
         inputs[self.orders, :, part] = of_part
 
     def _draw(
-        self, features: Tensor, part: Tensor, line: Line | None
+        self, features: Tensor, part: Tensor, line: LinePrediction | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Codes, normal scores and log-weights ``(R, n)`` of one part for each order."""
         place = self.place_of_number[part]

@@ -11,7 +11,7 @@ RIDGE = 1e-8  # of a variance of one: a number that repeats others has a spread 
 MOST_ROWS = 20_000  # that lines are fitted to
 
 
-class Line(NamedTuple):
+class LinePrediction(NamedTuple):
     """Where numbers are expected: ``mean`` and ``spread`` of the same shape."""
 
     mean: Tensor
@@ -37,17 +37,17 @@ class Lines(nn.Module):
         self.register_buffer("slopes", torch.zeros(n_orders, n_numbers, n_numbers))
         self.register_buffer("spread", torch.ones(n_orders, n_numbers))
 
-    def forward(self, z: Tensor) -> Line:
+    def forward(self, z: Tensor) -> LinePrediction:
         """The lines ``(R, n, D)`` of all numbers at scores ``z (.., n, D)``."""
         mean = torch.matmul(z.double(), self.slopes.double().mT).to(z)
-        return Line(mean, self.spread.to(z).unsqueeze(1).expand_as(mean))
+        return LinePrediction(mean, self.spread.to(z).unsqueeze(1).expand_as(mean))
 
-    def at(self, z: Tensor, which: Tensor) -> Line:
+    def at(self, z: Tensor, which: Tensor) -> LinePrediction:
         """That ``(R, n)`` of number ``which[r]`` in order ``r`` at scores ``z (R, n, D)``."""
         order = torch.arange(len(which), device=which.device)
         slopes = self.slopes[order, which].double().unsqueeze(-1)
         mean = torch.matmul(z.double(), slopes).squeeze(-1).to(z)
-        return Line(mean, self.spread[order, which].to(z).unsqueeze(1).expand_as(mean))
+        return LinePrediction(mean, self.spread[order, which].to(z).unsqueeze(1).expand_as(mean))
 
     @torch.no_grad()
     def fit(self, z: Tensor, weights: Tensor, ranks: Tensor) -> None:

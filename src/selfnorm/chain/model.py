@@ -17,7 +17,7 @@ from selfnorm._context import SeedLike, seeded
 from selfnorm._inputs import as_rows
 from selfnorm._saved import saved
 from selfnorm.chain import bounds as evaluation
-from selfnorm.chain.lines import Line
+from selfnorm.chain.lines import LinePrediction
 from selfnorm.chain.task import AutoregressiveTask, polished
 from selfnorm.columns import Columns, log_cell_mass
 from selfnorm.distributions import Mixture1d
@@ -284,7 +284,7 @@ class Chain(nn.Module, ABC):
         del batch, n_samples
         return None
 
-    def factors_of(self, features: Tensor, line: Line | None = None) -> Factors:
+    def factors_of(self, features: Tensor, line: LinePrediction | None = None) -> Factors:
         """Proposals and contexts of all factors of numbers from features ``(R, N, hidden)``.
 
         Proposals are relative to the ``line (R, N, dim)``, where there is one.
@@ -408,7 +408,9 @@ class Chain(nn.Module, ABC):
         spread[places] = rows
         return spread.unflatten(0, (stack, per_order))
 
-    def number_at(self, features: Tensor, which: Tensor, line: Line | None = None) -> Factors:
+    def number_at(
+        self, features: Tensor, which: Tensor, line: LinePrediction | None = None
+    ) -> Factors:
         """The factors ``(R, N, 1)`` of number ``which[r]`` in order ``r``; ``line``: ``(R, N)``."""
         raw, context = (
             outputs_at(head, features, which.unsqueeze(1) * size + which.new_tensor(range(size)))

@@ -14,7 +14,7 @@ from selfnorm._context import SeedLike, seeded
 from selfnorm._saved import saved
 from selfnorm.chain.drawing import Drawing
 from selfnorm.chain.layout import PackedRows, PartLayout
-from selfnorm.chain.lines import MOST_ROWS, Line, Lines
+from selfnorm.chain.lines import MOST_ROWS, LinePrediction, Lines
 from selfnorm.chain.model import Chain, Factors, RowTerms, orderings_of, outputs_at
 from selfnorm.columns import FAR, GAP, CodedColumns, Part
 from selfnorm.distributions import Mixture1d
@@ -174,7 +174,7 @@ class TableChain(Chain):
         is_number = rows.is_number(self.layout)[..., self.layout.numbers]
         return rows.z[..., self.layout.numbers].where(is_number, 0.0), is_number
 
-    def line_of(self, rows: PackedRows) -> Line | None:
+    def line_of(self, rows: PackedRows) -> LinePrediction | None:
         """The lines ``(R, n, D)`` of the numbers of rows; ``None`` where the chain has none."""
         return None if self.lines is None else self.lines(self.scores(rows)[0])
 
@@ -277,7 +277,7 @@ class TableChain(Chain):
         return torch.cat([self.tokens(token), number * is_number.unsqueeze(-1)], -1)
 
     def features(
-        self, rows: PackedRows, given: Tensor | None = None, line: Line | None = None
+        self, rows: PackedRows, given: Tensor | None = None, line: LinePrediction | None = None
     ) -> Tensor:
         """Hidden features ``(R, n, hidden)`` of rows ``(n, p)``, or ``(R, n, p)``.
 
@@ -300,7 +300,7 @@ class TableChain(Chain):
             shown = nn.functional.pad(shown, (0, 1))
         return shown.flatten(-2).expand(self.n_orderings, -1, -1)
 
-    def with_lines(self, inputs: Tensor, rows: PackedRows, line: Line) -> Tensor:
+    def with_lines(self, inputs: Tensor, rows: PackedRows, line: LinePrediction) -> Tensor:
         """Inputs of all parts, and how far numbers are from their lines."""
         z, is_number = self.scores(rows)
         off = line.off(z).where(is_number, 0.0)

@@ -1009,7 +1009,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         if self.contamination != "auto" or len(places) == 0:
             places = fit.sampled
             # one pass by the learned b, if rows are many or time is short: it tells a threshold
-            many = len(rows) > training.SCORED_ROWS and not fit.how.endswith("folds")
+            many = len(rows) > training.SCORED_ROWS and not fit.by_folds
             quick = many or math.isfinite(clock.total)
             normalizer = "learned" if quick else "quadrature"
             log_p = fit.distribution.log_prob(rows.coded[places], normalizer)

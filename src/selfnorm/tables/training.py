@@ -124,6 +124,11 @@ class Trained:
     learned_error: float = 0.0
     folds: Folds | None = None
 
+    @property
+    def by_folds(self) -> bool:
+        """Whether rows were judged in folds: then all of them trained it."""
+        return len(self.held_out) == 0 and len(self.places) > 0
+
     def judgement(self, rows: Rows) -> Judgement:
         """What the fit came to, on rows not seen if there are any."""
         if len(self.places) == 0:
