@@ -11,7 +11,7 @@ tables and simulations that ``data`` wrote; the machine that fits needs neither 
     python benchmarks/answers.py imputations --accuracy fast  # one pass of the network
     python benchmarks/answers.py consistency
     python benchmarks/answers.py rules                        # with pandas and sdmetrics
-    python benchmarks/answers.py coverage                     # needs no models
+    python benchmarks/answers.py coverage
 
 - *Queries.* How many rows obey a conjunction (``cardinality.py``); the model is fitted to all rows,
   as planners see them all. The q-error is ``max(a / b, b / a)`` of the true and the estimated
@@ -153,6 +153,7 @@ def fit(args: argparse.Namespace, name: str) -> None:
 def fit_all(args: argparse.Namespace) -> None:
     """The models that are not there yet."""
     names = [*SIMULATED, *dict.fromkeys(QUERIED + CONSISTENT), *(f"{n}-gaps" for n in IMPUTED)]
+    names += [f"{name}-labels" for name in FINITE]
     names = [n for n in args.sets or names if not (args.work / "models" / f"{n}.json").exists()]
     list(in_processes(fit, [(args, name) for name in names], args.workers))
 
