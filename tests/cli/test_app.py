@@ -116,6 +116,21 @@ def test_evaluate(selfnorm, places):
     assert isinstance(report["reliable"], bool)
 
 
+def test_reference_rows_give_p_values_and_tell_of_drift(selfnorm, places, tmp_path):
+    write_csv(tmp_path / "new.csv", rows(200, 3, seed=2)[:, ::-1] * 4, ["a", "b", "c"])
+    about = (places / "model", tmp_path / "new.csv", "--reference", places / "test.csv")
+    selfnorm.done("score", *about, "-o", tmp_path / "scored.csv")
+    p = pd.read_csv(tmp_path / "scored.csv")["p_value"]
+    assert 0 < p.min() < 0.02 < p.max() <= 1
+    report = json.loads(selfnorm.done("compare", *about, "--json"))
+    assert report["rows"] == 200
+    assert {column["column"] for column in report["columns"]} == {"a", "b", "c"}
+    assert report["alarm_at_row"] <= 200
+    assert "changed" in selfnorm.done("compare", *about)
+    trained = ("--reference", places / "train.csv")
+    assert "were trained on" in selfnorm.refused("compare", *about[:2], *trained)
+
+
 def test_score_keeps_other_columns_and_finds_its_own_in_any_order(selfnorm, places, tmp_path):
     X = rows(50, 3, seed=2)
     lines = ["id,c,a,b", *(f"r{i},{r[2]},{r[0]},{r[1]}" for i, r in enumerate(X))]

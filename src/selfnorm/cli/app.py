@@ -406,6 +406,40 @@ def evaluate(
 
 
 @app.command()
+def compare(
+    model: ModelFolder,
+    data: DataFile,
+    reference: Annotated[
+        Path | None,
+        Option(help="Rows as they were, not trained on; or the training table: those held out."),
+    ] = None,
+    alpha: Annotated[
+        float, Option(help="Probability of an alarm without a change, however long one watches.")
+    ] = 0.01,
+    seed: Seed = 0,
+    header: Header = None,
+    as_json: AsJson = False,
+) -> None:
+    """Has the distribution changed? An e-value that may be watched day by day; columns to blame."""
+    fitted = _load(model)
+    table = read_table(data, header)
+    X, y = fitted.matrices(table)
+    if y is not None:
+        raise DataError("compare is for densities; this model predicts a target")
+    usual = None if reference is None else fitted.matrices(read_table(reference, header))[0]
+    drift = _about(table, fitted.estimator.compare, X, usual, random_state=seed)
+    report = {
+        "rows": len(table),
+        "e_value": drift.e_value,
+        "alarm_at_row": drift.alarm(alpha),
+        "nats": drift.nats,
+        "nats_se": drift.nats_se,
+        "columns": [vars(column) for column in drift.columns],
+    }
+    _tell(report, as_json, str(drift))
+
+
+@app.command()
 def score(
     model: ModelFolder,
     data: ManyFiles,
@@ -413,6 +447,9 @@ def score(
     explain: Annotated[
         bool, Option(help="Add a column for each one of the model: how ordinary its cells are.")
     ] = False,
+    reference: Annotated[
+        Path | None, Option(help="Normal rows that were not trained on: add a column p_value.")
+    ] = None,
     normalizer: Normalizer = "quadrature",
     progress: Progress = True,
     header: Header = None,
@@ -420,8 +457,8 @@ def score(
 ) -> None:
     """Add log_density and outlier columns to a table; with --explain, which cells are to blame."""
     if _streams(output, data):
-        if explain:
-            raise DataError("--explain is for tables that fit into memory")
+        if explain or reference is not None:
+            raise DataError("--explain and --reference are for tables that fit into memory")
         how: dict[str, Any] = {"normalizer": normalizer, "progress": progress}
         density = _load(model, "score of files").estimator
         _tell({"output": str(output)} | density.score_batches(data, output, **how), as_json)
@@ -432,13 +469,16 @@ def score(
     added: dict[str, np.ndarray] = {}
     if y is not None:
         added["log_density"] = _about(table, fitted.estimator.log_prob, X, y)
-        if explain:
-            raise DataError("--explain is for densities; this model predicts a target")
+        if explain or reference is not None:
+            raise DataError("--explain and --reference are for densities; this predicts a target")
     else:
         added["log_density"], inside = _about(
             table, fitted.estimator.scored, X, normalizer=normalizer
         )
         added["outlier"] = (~(inside >= 0)).astype(np.float64)
+        if reference is not None:
+            usual = fitted.matrices(read_table(reference, header))[0]
+            added["p_value"] = _about(table, fitted.estimator.p_values, X, usual)
         if explain:
             cells = table_of(_about(table, fitted.estimator.explain, X)).cells
             shares = np.array([cells[name] for name in cells], dtype=np.float64)

@@ -62,11 +62,13 @@ from selfnorm.tables import streaming, training
 from selfnorm.tables.answers import Effort
 from selfnorm.tables.chain_distribution import ChainDistribution
 from selfnorm.tables.distribution import PIECE, RowDistribution, stream
+from selfnorm.tables.drift import Drift, drift_of
 from selfnorm.tables.events import Asked, Event
 from selfnorm.tables.folds import Folds
 from selfnorm.tables.inputs import only_lacks_asides
 from selfnorm.tables.marginal import Marginal, mask_of
 from selfnorm.tables.members import Member
+from selfnorm.tables.promises import conformal
 from selfnorm.tables.questions import Questions, checked_rules
 from selfnorm.tables.streamed import Streamed
 from selfnorm.tables.streaming import (
@@ -236,6 +238,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
 
     distribution_: RowDistribution
     folds_: Folds | None
+    _unseen: tuple[Tensor, Tensor]  # coded rows that were held out, and what codes leave open
     held_out_: np.ndarray
     fitted_to_: dict[str, int | str]
     n_iter_: int
@@ -403,6 +406,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         self.distribution_, self.folds_ = fit.distribution, fit.folds
         self.history_, self.n_iter_ = fit.history, fit.n_steps
         self.consistency_, self.learned_error_ = fit.consistency, fit.learned_error
+        self._unseen = rows.coded[fit.held_out], rows.open_[fit.held_out]
         judgement = fit.judgement(rows)
         self.lower_bound_, self.offset_ = self._threshold(rows, fit, judgement, clock)
         self.judgement_ = dataclasses.replace(judgement, seconds=clock.gone)
@@ -864,6 +868,70 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         return numbers_like(X, tails)
 
     @on_cpu()
+    def compare(
+        self,
+        X: TableLike,
+        reference: TableLike | None = None,
+        *,
+        random_state: RandomState = 0,
+    ) -> Drift:
+        """Has the distribution changed? New rows against reference rows, as they come.
+
+        A :class:`~selfnorm.tables.Drift`: an e-value after every row, which may be watched for as
+        long as one likes (as rows are added, what was said of those before stays), the change of
+        the mean log-density, and the columns to blame, each given all others.
+
+        ``reference``: rows as they were, which were not trained on; of the training table, which is
+        known again, the rows that were held out. By default these, until the density is saved.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> a, b = rng.normal(size=(2, 400))
+        >>> density = EnergyDensity(random_state=0, max_steps=50).fit({"a": a, "b": a + b / 9})
+        >>> b = rng.normal(size=200)
+        >>> density.compare({"a": b[::-1], "b": b}, {"a": b, "b": b + a[:200] / 9}).alarm() < 50
+        True
+        """
+        new, before = self._rows(X)[0], self._reference(reference)[0]
+        seed = seed_of(random_state)
+        return drift_of(self.schema_, self.distribution_, new, before, seed)
+
+    @on_cpu()
+    def p_values(
+        self,
+        X: TableLike,
+        reference: TableLike | None = None,
+        *,
+        random_state: RandomState = 0,
+    ) -> np.ndarray:
+        """``(n,)``: how often a normal row has as low a :meth:`decision_function` as each of these.
+
+        ``reference``: normal rows, as :meth:`compare` takes them. For a row that could be one of
+        them ``P(p <= a) = a``, whatever the density; ties are broken at random.
+        """
+        of_rows, usual = (
+            -np.round(self._scored(*rows)[1], 3)
+            for rows in (self._rows(X), self._reference(reference))
+        )
+        ties = np.random.default_rng(seed_of(random_state)).random((len(of_rows),))
+        return conformal(usual, of_rows, ties)
+
+    def _reference(self, reference: TableLike | None) -> tuple[Tensor, Tensor]:
+        """Coded rows that were not trained on, and what their codes leave open."""
+        coded, open_ = self._unseen
+        if reference is not None:
+            coded, open_ = self._rows(reference)
+            if self.fitted_to_.get("digest") == digest(coded.numpy()):
+                coded, open_ = coded[self.held_out_], open_[self.held_out_]
+        if len(coded) == 0:
+            raise DataError(
+                "all training rows were trained on: give others as reference= (--reference), such "
+                "as those of last month"
+            )
+        return coded, open_
+
+    @on_cpu()
     def bounds(
         self, X: TableLike, n_samples: int = 20_000, random_state: RandomState = None
     ) -> Bounds:
@@ -974,6 +1042,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             row = np.zeros((1, len(self.schema_.parts), 2))
             self.schema_.decode(row, 0)  # or a form that is none fails in sample()
         self.unseen_decision_, self.folds_ = np.zeros(0), None
+        self._unseen = torch.zeros(0), torch.zeros(0)
         for rule in self.rules_:
             Event.of(self.schema_, rule)
         self.__dict__.setdefault("n_iter_", self.history_.n_steps)  # of a folder that has none

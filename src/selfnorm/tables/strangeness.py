@@ -8,21 +8,20 @@ last of them, as it does in an exponential tail. The score of a row is the mean 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 import numpy as np
 import torch
-from scipy.special import ndtri
 from sklearn.metrics import pairwise_distances_chunked
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
 from selfnorm._context import seeded
-from selfnorm.columns import GAP, Part, TableLike
+from selfnorm.columns import TableLike
 from selfnorm.errors import DataError
 from selfnorm.tables import members
 from selfnorm.tables.density import EnergyDensity
 from selfnorm.tables.distribution import comparable
+from selfnorm.tables.places import Places
 
 N_FOLDS = 5  # in which training rows are scored by the Gaussian
 FEW, DRAWS = (4, 8), 64  # rows of a small draw, and how many draws there are
@@ -75,7 +74,7 @@ class Stiff(Strangeness):
         alike, kind = torch.ones(len(rows), dtype=torch.float64), members.Kind(1, straight=False)
         columns = members.columns_of(parts, rows, straight=False)
         self._gaussian = members.simple_density(kind, columns, rows, alike, seed=0).eval()
-        self._neighbours = _Neighbours(_Places(parts, rows), rows)
+        self._neighbours = _Neighbours(Places(parts, rows), rows)
         with seeded(0):
             folds = members.folds_of(len(rows), N_FOLDS, None)
         log_p = members.held_out_scores([kind], parts, rows, alike, folds, seed=0)[kind]
@@ -123,7 +122,7 @@ class Novelty(Strangeness):
             raise DataError(
                 f"training='normal' takes folds of at least 15 rows, and the table has {len(rows)}"
             )
-        self._folds, self._places = folds, _Places(self.density.schema_.parts, rows)
+        self._folds, self._places = folds, Places(self.density.schema_.parts, rows)
         numbers = self._places.numbers(rows)
         self._nearest = [_Nearest(self._places.deviations(numbers), "manhattan")]
         self._nearest += [_Nearest(self._places.normal_scores(numbers), "manhattan")]
@@ -176,59 +175,6 @@ def _scale(seen: np.ndarray) -> float:
     return max(float((last - last[0]).mean()), 1e-12)
 
 
-class _Places:
-    """Where rows are: numbers, and a number for each level, on scales of the training rows."""
-
-    def __init__(self, parts: Sequence[Part], rows: Tensor) -> None:
-        self.parts = parts
-        self.of_level = np.concatenate(
-            [
-                [-1] if part.rest or part.values else [j] * part.n_codes
-                for j, part in enumerate(parts)
-            ]
-        )
-        places = self.numbers(rows)
-        self.mean = np.nan_to_num(np.nanmean(places, 0))
-        spread = np.nanstd(places, 0)
-        for which in np.unique(self.of_level[self.of_level >= 0]):
-            own = self.of_level == which  # the columns of one category share a unit
-            spread[own] = np.sqrt(max(np.square(spread[own]).sum(), 1e-12))
-        self.unit = np.where(spread > 0, spread, 1.0)
-        self.sorted = [np.sort(place[~np.isnan(place)]) for place in places.T]
-
-    def numbers(self, rows: Tensor) -> np.ndarray:
-        """``(n, D)``: a column for each number and each level."""
-        numbers = []
-        for j, part in enumerate(self.parts):
-            code, number = rows[:, j].numpy().T
-            if part.rest or part.values:
-                numbers.append(part.numbers(code, number))
-            else:
-                levels = range(part.n_codes)
-                numbers += [np.where(code == GAP, np.nan, code == level) for level in levels]
-        return np.stack(numbers, 1).astype(np.float64)
-
-    def deviations(self, numbers: np.ndarray) -> np.ndarray:
-        """In deviations from the mean.
-
-        Two levels of a category are as far apart as two rows of a number are on average; what is
-        missing is at the mean.
-        """
-        return np.nan_to_num((numbers - self.mean) / self.unit)
-
-    def normal_scores(self, numbers: np.ndarray) -> np.ndarray:
-        """The same, but for numbers: normal quantiles of the share of training rows below."""
-        out = self.deviations(numbers)
-        for j in np.flatnonzero(self.of_level < 0):
-            seen, n = self.sorted[j], len(self.sorted[j])
-            below = np.searchsorted(seen, numbers[:, j]) + np.searchsorted(
-                seen, numbers[:, j], "right"
-            )
-            share = np.clip((below + 1) / (2 * n + 2), 0.5 / (n + 1), 1 - 0.5 / (n + 1))
-            out[:, j] = np.where(np.isnan(numbers[:, j]), 0.0, ndtri(share))
-        return out
-
-
 class _Nearest:
     """How far rows are from the nearest of training; of a large table some rows stand for all."""
 
@@ -253,7 +199,7 @@ class _Nearest:
 class _Neighbours:
     """How far rows are from few of those of training, and from the fifth nearest of all."""
 
-    def __init__(self, places: _Places, rows: Tensor) -> None:
+    def __init__(self, places: Places, rows: Tensor) -> None:
         self.places = places
         self.rows = places.deviations(places.numbers(rows))
         self.nearest = _Nearest(self.rows)
