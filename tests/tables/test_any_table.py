@@ -54,9 +54,9 @@ def density(frame):
 
 def test_rows_one_by_one_have_the_scores_of_all_at_once(density, frame):
     frame = frame.assign(day=frame["day"].mask(frame.index % 4 == 0))
-    alone = [density.score_samples(frame.iloc[[i]])[0] for i in range(15)]
-    scores, errors = (of[:15] for of in density.log_prob(frame, return_std=True))
-    complete = frame[:15].notna().all(axis=1).to_numpy()
+    alone = [density.score_samples(frame.iloc[[i]])[0] for i in range(8)]
+    scores, errors = (of[:8] for of in density.log_prob(frame[:40], return_std=True))
+    complete = frame[:8].notna().all(axis=1).to_numpy()
     assert (errors[complete] == 0).all()
     assert not complete.all()
     assert (np.abs(alone - scores) <= 1e-5 + 6 * errors).all()
@@ -64,12 +64,11 @@ def test_rows_one_by_one_have_the_scores_of_all_at_once(density, frame):
 
 def test_a_table_of_every_kind_is_fitted_scored_and_drawn(density, frame):
     assert density.method_ == "autoregressive"
-    assert np.isfinite(density.score_samples(frame)).all()
     some = frame.iloc[:80]
-    assert density.bounds(some, n_samples=300, random_state=0).lower == pytest.approx(
-        density.score(some), abs=1e-2
-    )
-    assert density.lower_bound_ == pytest.approx(density.score(frame), abs=1.0)
+    scores = density.score_samples(some)
+    lower = density.bounds(some, n_samples=300, random_state=0).lower
+    assert lower == pytest.approx(scores.mean(), abs=1e-2)
+    assert density.lower_bound_ == pytest.approx(scores.mean(), abs=1.0)
     assert density.consistency_.keys() == {"conditionals", "orders"}
     drawn = density.sample(500, random_state=0)
     assert (drawn.dtypes == frame.dtypes).all()
@@ -141,6 +140,8 @@ def test_another_unit_moves_scores_by_its_log_and_no_verdict():
     }
     halved = table | {"size": table["size"] * 0.5}
     a, b = (EnergyDensity(**QUICK).fit(t) for t in (table, halved))
+    table, halved = ({name: of[20:30] for name, of in t.items()} for t in (table, halved))
+    assert np.isnan(table["other"]).any()
     moved = b.score_samples(halved) - a.score_samples(table)
     assert np.allclose(moved, np.where(table["size"] == 0, 0.0, math.log(2)), atol=2e-3)
     assert np.allclose(b.decision_function(halved), a.decision_function(table), atol=5e-3)
@@ -167,9 +168,9 @@ def test_a_gap_makes_no_row_ordinary(density, frame):
     odd = whole.iloc[[0]].assign(count=90, zero=60.0)
     assert density.predict(odd) == -1
     assert density.predict(odd.assign(size=np.nan, kind=None, day=pd.NaT)) == -1
-    spread = np.std(density.decision_function(whole))
-    gaps = density.decision_function(whole.assign(day=pd.NaT))
-    assert np.mean(gaps) == pytest.approx(np.mean(density.decision_function(whole)), abs=spread)
+    some = whole[:50]
+    complete, gaps = map(density.decision_function, (some, some.assign(day=pd.NaT)))
+    assert np.mean(gaps) == pytest.approx(np.mean(complete), abs=np.std(complete))
 
 
 # -- a finite table, where all can be added up ---------------------------------------------------
