@@ -4,12 +4,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-gpu test-web campaign lint types bench docs clean
+.PHONY: help demo test test-gpu test-cluster test-web campaign lint types bench docs clean
 
 help:
 	@echo "make demo   install, fit a real table and a 2-D set; report, figure and model in out/demo/"
 	@echo "make test   install, then ruff, import-linter, mypy and pytest"
 	@echo "make test-gpu  what only a GPU shows; on a bare machine with PyTorch it installs nothing"
+	@echo "make test-cluster  two processes fit, two workers of Ray score as one process does; results/scale/"
 	@echo "make campaign N=1000 SEED=0 JOBS=2  random tables, damage, kills and threads; a table of verdicts"
 	@echo "make bench  run the benchmarks of speed and memory and write docs/tables/speed.md"
 	@echo "make docs   build the documentation into site/, its notebooks run"
@@ -40,6 +41,10 @@ test: lint types
 
 test-gpu:
 	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.gpu
+
+test-cluster: $(READY)
+	$(BIN)/python -m pip install --quiet 'ray[data]>=2.40'
+	$(BIN)/python benchmarks/scale.py cluster --rows 1e6
 
 N ?= 1000
 SEED ?= 0

@@ -6,6 +6,7 @@
     python benchmarks/scale.py learned
     python benchmarks/scale.py cost --rows 1e4,1e5,1e6 --columns 5,20,80
     python benchmarks/scale.py ranks --rows 3e5 --steps 200
+    python benchmarks/scale.py cluster --rows 1e6
     python benchmarks/scale.py kills --times 20
 
 Tables are of ten mixed columns (four of continuous numbers, two of whole ones, two of labels, a
@@ -339,6 +340,15 @@ def ranks(options: argparse.Namespace, work: Path) -> list[Row]:
     ]
 
 
+def cluster(options: argparse.Namespace, work: Path) -> list[Row]:
+    """``examples/cluster.py``: a fit by two processes, scores by two workers of Ray and by one."""
+    example = Path(__file__).parents[1] / "examples" / "cluster.py"
+    command = [sys.executable, "-W", "ignore", str(example), str(work), options.rows]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
+    return [json.loads(done.stdout.splitlines()[-1])]
+
+
 # Kills
 
 
@@ -395,7 +405,7 @@ def kills(options: argparse.Namespace, work: Path) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    ways = {f.__name__: f for f in (memory, same, schemas, learned, cost, ranks, kills)}
+    ways = {f.__name__: f for f in (memory, same, schemas, learned, cost, ranks, cluster, kills)}
     parser.add_argument("way", choices=[*ways, "case", "rank"])
     parser.add_argument("--rows", default="1e6")
     parser.add_argument("--columns", default="")

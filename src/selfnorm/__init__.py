@@ -31,7 +31,7 @@ _NAMES = {
     "vae": "EnergyVAE add_energy_prior",
 }
 _PLACES = {name: folder for folder, names in _NAMES.items() for name in names.split()}
-_FOLDERS = {*_NAMES, "functional", "sampling"}
+_FOLDERS = {*_NAMES, "functional", "integrations", "sampling"}
 
 __all__ = sorted([*_PLACES, "functional"])
 

@@ -332,6 +332,12 @@ class ChainLinear(nn.Module):
         self.bias = None if start is None else nn.Parameter(start)
         self.register_buffer("mask", mask, persistent=False)
 
+    @torch.no_grad()
+    def freeze(self) -> None:
+        """Keep the weights that act, which then cost no product with the mask: to score alone."""
+        self.weight.copy_(self.effective_weight())
+        self.mask = None
+
     def effective_weight(self) -> Tensor:
         """The weights that act: ``weight * mask``."""
         return self.weight if self.mask is None else self.weight * self.mask

@@ -19,6 +19,7 @@ from selfnorm.chain import N_NODES, ColumnDensity, TableChain, row_bounds
 from selfnorm.columns import GAP, UNSEEN, CodedColumns
 from selfnorm.distributions import TableMixture
 from selfnorm.evaluation import Bounds
+from selfnorm.networks import ChainLinear
 from selfnorm.tables.answers import (
     FEWEST,
     MEMBER_DRAWS,
@@ -100,6 +101,9 @@ class ChainDistribution(RowDistribution):
         models["learned"].columns.double().load_state_dict(self.columns.state_dict())
         for way, model in models.items():
             model.rows_at_once = STEADY[way]
+        for layer in models["learned"].modules():
+            if isinstance(layer, ChainLinear):
+                layer.freeze()
         return models
 
     def _steady_piece(self, coded: Tensor, normalizer: str) -> Tensor:
