@@ -22,7 +22,15 @@ from uuid import UUID
 import numpy as np
 
 from selfnorm.columns.cells import Cells
-from selfnorm.columns.kinds.base import KINDS, Column, Draft, Part, Support, label_text
+from selfnorm.columns.kinds.base import (
+    KINDS,
+    Column,
+    Draft,
+    Part,
+    Support,
+    kept_for_unseen,
+    label_text,
+)
 from selfnorm.columns.kinds.date import as_dates, date_template
 from selfnorm.columns.kinds.number import (
     check_numbers,
@@ -112,6 +120,9 @@ class Detection:
         earlier = self._earlier
         draft = Draft(column, cells, values, counts, stated, support, place, earlier, notes)
         column, parts = self._read(draft)
+        if weights is not None and (weights > 1).any():  # parts of dates know only their rows
+            unseen = kept_for_unseen(int(counts.sum()))
+            parts = [replace(part, unseen=unseen) if part.unseen else part for part in parts]
         if self.model_gaps and column.gaps > 0:
             parts = [replace(part, n_codes=part.n_codes + 1, gap=True) for part in parts]
         if column.modelled:
