@@ -300,6 +300,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--jobs", type=int, default=1, help="processes, of one thread each")
     parser.add_argument("--longest-first", action="store_true")
+    parser.add_argument("--shortest-first", action="store_true", help="where time is short")
     parser.add_argument("--device", default="cpu", help="where ours is trained")
     parser.add_argument("--max-steps", type=int, help="of ours, for a quick look")
     parser.add_argument("--max-time", type=float, help="seconds a fit of ours, where short of time")
@@ -328,6 +329,8 @@ def main() -> None:
     jobs = [job | common for job in jobs if tuple(job[k] for k in KEYS) not in rows]
     if args.longest_first:  # so that the last to end is short
         jobs.sort(key=lambda job: -os.path.getsize(job["file"]))
+    if args.shortest_first:
+        jobs.sort(key=lambda job: os.path.getsize(job["file"]))
     made_at = {"commit": commit()}
 
     def save() -> None:
