@@ -70,6 +70,7 @@ from selfnorm.tables.marginal import Marginal, mask_of
 from selfnorm.tables.members import Member
 from selfnorm.tables.promises import conformal
 from selfnorm.tables.questions import Questions, checked_rules
+from selfnorm.tables.reasons import Reason, reasons_of
 from selfnorm.tables.streamed import Streamed
 from selfnorm.tables.streaming import (
     DRAWN_ROWS,
@@ -866,6 +867,19 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             elif isinstance(X, np.ndarray | list | Tensor):  # by position
                 tails[column.name] = np.full(len(coded), np.nan)
         return numbers_like(X, tails)
+
+    @on_cpu()
+    def reasons(self, X: TableLike, *, random_state: RandomState = 0) -> list[Reason]:
+        """Why rows are strange: for each the columns to blame, by :meth:`explain`, and the most
+        probable values of these given all others, among some draws. Columns are added, three at
+        most, until the row is ordinary; ``str(reason)`` says "would be ordinary with fare = 26".
+        """
+
+        def decision(coded: Tensor) -> np.ndarray:
+            return self._scored(coded, torch.zeros(coded.shape[:2], dtype=torch.float64))[1]
+
+        coded, seed = self._rows(X)[0], seed_of(random_state)
+        return reasons_of(self.schema_, self.distribution_, coded, decision, seed)
 
     @on_cpu()
     def compare(
