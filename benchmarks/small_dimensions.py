@@ -146,6 +146,10 @@ def axis(x: np.ndarray, n_panels: int, n_nodes: int) -> tuple[np.ndarray, np.nda
     if n_panels > 200:  # a component may be as narrow as this around a row far out
         ordered, near = np.sort(x), x.std() * np.outer([-1, 1], [3e-2, 3e-3, 1e-3, 3e-4]).ravel()
         inner = np.r_[inner, np.add.outer(ordered[[*range(8), *range(-8, 0)]], near).ravel()]
+        # and rows may crowd at an end: panels that double from far less than their distances there
+        wide = 2.0 ** np.arange(-10, 11)
+        inner = np.r_[inner, low - wide * (ordered[8] - low), high + wide * (high - ordered[-9])]
+        inner = np.r_[inner, ordered[:60], ordered[-60:]]
         low, high = inner.min(), inner.max()
     beyond = (high - low) / n_panels * (2.0 ** np.arange(OCTAVES // 2) - 0.999)
     edges = np.unique(np.r_[low - beyond, inner, high + beyond])
