@@ -32,7 +32,7 @@ from selfnorm.datasets.toy2d import DENSITIES
 
 SIZES, DRAWN, TRUE_ROWS = (300, 1000, 5000), 5000, 20_000
 LINE = {1: 1.628, 2: 1.731}  # 99 % of the Kolmogorov-Smirnov statistic, of the larger one of two
-PANELS, NODES, OCTAVES = (400, 110), (8, 4), 60
+PANELS, NODES, OCTAVES = (1600, 110), (8, 4), 60
 
 
 class Truth(NamedTuple):
