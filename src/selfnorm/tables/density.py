@@ -89,6 +89,7 @@ if TYPE_CHECKING:
 
 MINIMUM_ROWS = 5
 _SMALLEST_SPREAD = 1e-36  # of numbers, some of which float32 has to tell apart
+REPLAYED = 50_000  # draws that stand for rows of before
 RARE = 0.01  # share of rows not seen that are called outliers
 _PARAMETERS: dict[str, list[Any]] = {
     "method": ["auto", "joint", "autoregressive"],
@@ -372,6 +373,41 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         self.held_out_ = counted[fit.held_out]
         self.unseen_decision_ = np.full(n, np.nan)
         self.unseen_decision_[counted[fit.places.numpy()]] = self._ordinary(rows, fit)
+        return self
+
+    @whole_or_not_at_all
+    def partial_fit(self, X: TableLike, y: object = None) -> EnergyDensity:  # noqa: ARG002 sklearn's signature
+        """Go on training a chain on new rows; the first call is :meth:`fit`.
+
+        The schema stays, and so do the maps of columns, the weights of :attr:`members_` and
+        :attr:`offset_`. Rows of before, which the density does not keep, are stood for by as many
+        draws from it (50,000 at most), so that new rows count by their number. Cells with levels
+        that no row of the first fit had are counted in ``unseen_``, by column, and not learned.
+        """
+        if "distribution_" not in vars(self):
+            return self.fit(X)
+        if not isinstance(self.distribution_, ChainDistribution):
+            raise DataError("partial_fit is for chains: fit with method='autoregressive'")
+        n_before = int(self.fitted_to_["rows"])
+        checked_rules(self.schema_, X, self.rules_)
+        new, open_ = self._rows(X)
+        never = (new[..., 0] == UNSEEN).sum(0).tolist()
+        names = [part.name for part in self.schema_.parts]
+        before = vars(self).get("unseen_", {})
+        counts = dict(zip(names, never, strict=True))
+        self.unseen_ = before | {k: n + before.get(k, 0) for k, n in counts.items() if n}
+        settings = self._settings(seed_of(self.random_state), Clock(self.max_time), None)
+        seed = stream(int(settings.options["seed"]), n_before)  # another one at every call
+        drawn = torch.from_numpy(self.distribution_.sample(min(n_before, REPLAYED), seed))
+        coded = torch.cat([drawn, new])
+        weights = torch.ones(len(coded), dtype=torch.float64)
+        weights[: len(drawn)] = n_before / len(drawn)
+        rows = training.Rows(coded, torch.cat([torch.zeros_like(drawn[..., 0]), open_]), weights)
+        self.distribution_, self.history_ = training.go_on(self.distribution_, rows, settings)
+        self.n_iter_ += self.history_.n_steps
+        self.fitted_to_ = {"rows": n_before + len(new), "digest": digest(new.numpy())}
+        self.held_out_, self.folds_ = np.zeros(0, dtype=np.int64), None
+        self._unseen, self.unseen_decision_ = (drawn[:0], open_[:0]), np.zeros(0)
         return self
 
     def _fit_streamed(self, shards: Shards, settings: training.Settings) -> EnergyDensity:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import os
@@ -420,6 +421,30 @@ class _Runs:
             if stopped == "interrupted":
                 break
         return stopped, n_steps
+
+
+def go_on(
+    distribution: ChainDistribution, rows: Rows, settings: Settings
+) -> tuple[ChainDistribution, History]:
+    """The same with its chain trained further on coded rows, from the state it has."""
+    with_gaps = float((rows.coded[..., 0] == GAP).any(-1).double().mean())
+    columns, device = distribution.columns, settings.device
+    defaults = table_options(len(rows), columns.parts, device, gaps=with_gaps)
+    options = defaults.fit | settings.options
+    options |= {"max_steps": max(1, options["max_steps"] // 2), "lr": options["lr"] / 2}
+    options |= {"schedule": "cosine", "patience": None, "validate_every": None}
+    chain = copy.deepcopy(distribution.model).float().to(device).train()
+    counts = (rows.weights / rows.weights.mean()).float().unsqueeze(1)
+    history = fit(
+        chain,
+        (_packed(columns, rows.coded), counts.expand(-1, chain.n_orderings).contiguous()),
+        n_samples=defaults.task["n_samples"],
+        task_options={k: v for k, v in defaults.task.items() if k != "n_samples"},
+        options=TrainingOptions(**options | settings.clock.run_for(1.0)),
+    )
+    chain = chain.cpu().double().eval()
+    chain.columns.load_state_dict(columns.state_dict())  # every digit of the map
+    return replace(distribution, model=chain), history
 
 
 def train_energy(rows: Rows, parts: Sequence[Part], settings: Settings) -> Trained:
