@@ -177,7 +177,7 @@ def query_table(rows: list[Row]) -> str:
     for row in sorted(rows, key=lambda r: (r["dataset"], list(names).index(r["method"]))):
         figures = [f"{row[of][q]:.3g}" for of in ("frequent", "all") for q in row["all"]]
         said = [row["dataset"], f"{row['n_queries']:,}", names[row["method"]]]
-        body.append([*said, *figures, f"{1e3 * row['query_seconds']:.2g}"])
+        body.append([*said, *figures, f"{1e3 * row['query_seconds']:.3g}"])
     quantiles = ["median", "95 %", "99 %", "worst"]
     head = ["table", "queries", "method", *(f"30 rows: {q}" for q in quantiles)]
     return markdown_table([*head, *(f"all: {q}" for q in quantiles), "ms a query"], body)
