@@ -252,7 +252,7 @@ def rules_table(rows: list[Row]) -> str:
     """Rows under rules: how many break them, and how alike they are to real ones."""
     body = [
         [
-            *(row["dataset"], f"`{row['event']}`", f"{row['share']:.1%}", f"{row['n_rows']:,}"),
+            *(row["dataset"], f"`` {row['event']} ``", f"{row['share']:.1%}", f"{row['n_rows']:,}"),
             *(str(row["broken"]), f"{row['score']:.3f}", f"{row['without']:.3f}"),
             f"{1e3 * row['row_seconds']:.2f}",
         ]
