@@ -21,7 +21,7 @@ from selfnorm.errors import DataError
 from selfnorm.tables import members
 from selfnorm.tables.density import EnergyDensity
 from selfnorm.tables.distribution import comparable
-from selfnorm.tables.places import Places
+from selfnorm.tables.places import CellPlaces, Places
 
 N_FOLDS = 5  # in which training rows are scored by the Gaussian
 FEW, DRAWS = (4, 8), 64  # rows of a small draw, and how many draws there are
@@ -116,14 +116,14 @@ class Novelty(Strangeness):
 
     names = ("nearest", "nearest by ranks", "density")
 
-    def _fit(self, X: TableLike, rows: Tensor) -> None:  # noqa: ARG002 coded is enough
+    def _fit(self, X: TableLike, rows: Tensor) -> None:
         folds = self.density.folds_
         if folds is None:
             raise DataError(
                 f"training='normal' takes folds of at least 15 rows, and the table has {len(rows)}"
             )
-        self._folds, self._places = folds, Places(self.density.schema_.parts, rows)
-        numbers = self._places.numbers(rows)
+        self._folds, self._places = folds, CellPlaces(self.density.schema_, X)
+        numbers = self._places.numbers_of(X)
         self._nearest = [_Nearest(self._places.deviations(numbers), "manhattan")]
         self._nearest += [_Nearest(self._places.normal_scores(numbers), "manhattan")]
         apart = [nearest.apart() for nearest in self._nearest]
@@ -138,8 +138,7 @@ class Novelty(Strangeness):
 
     def views_of(self, X: TableLike) -> np.ndarray:
         """By each fold."""
-        rows = self._coded(X)
-        numbers = self._places.numbers(rows)
+        rows, numbers = self._coded(X), self._places.numbers_of(X)
         of_places = self._places.deviations(numbers), self._places.normal_scores(numbers)
         apart = [near.apart(at) for near, at in zip(self._nearest, of_places, strict=True)]
         log_p = self._rounded(self._folds.log_prob(rows), rows)
