@@ -173,7 +173,8 @@ def _opened(arrow: ModuleType, path: Path) -> ds.Fragment:
     """The one fragment of a file."""
     if path.suffix.lower() not in FORMATS:
         raise DataError(
-            f"{path}: tables of more rows than memory are read from files of {listed(FORMATS)}"
+            f"{path}: tables of more rows than memory are read from files of {listed(FORMATS)}; "
+            "turn text into Parquet once: polars.scan_csv('t.csv').sink_parquet('t.parquet')"
         )
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty: it holds no table")
