@@ -117,6 +117,23 @@ def test_discoveries_are_the_anomalies_strangest_first(novelty):
     assert len(fitted.discoveries(normal[:20], fdr=0.05)) <= 1
 
 
+def test_conventions_of_pyod(fitted, table, novelty):
+    rows, _ = table
+    for method in ("linear", "unify"):
+        shares = fitted.predict_proba(rows, method)
+        assert shares.shape == (len(rows), 2)
+        assert shares.min() >= 0
+        assert shares.sum(1) == pytest.approx(1)
+        order = np.argsort(fitted.decision_function(rows))
+        assert (np.diff(shares[order, 1]) >= 0).all()
+    with pytest.raises(DataError, match="method must be"):
+        fitted.predict_proba(rows, "softmax")
+    detector, normal = novelty
+    assert detector.decision_scores_.shape == detector.labels_.shape == (120,)
+    strange = detector.decision_function(normal) > detector.threshold_
+    assert (detector.predict(normal) == strange).all()
+
+
 def test_scores_of_equal_rows_are_equal_in_training_and_after(novelty):
     fitted, _ = novelty
     rows = np.repeat([[0.0, 0.0, 1.0]], 3, 0)

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import erf
 from sklearn.base import BaseEstimator, clone
 from sklearn.utils.validation import check_is_fitted
 
@@ -109,6 +110,27 @@ class OutlierDetector(BaseEstimator):
     def predict(self, X: TableLike) -> np.ndarray:
         """1 for outliers, 0 for others."""
         return (self.decision_function(X) > self.threshold_).astype(int)
+
+    def fit_predict(self, X: TableLike, y: object = None) -> np.ndarray:
+        """Fit to the rows of a table: 1 for outliers among them, 0 for others."""
+        return self.fit(X, y).labels_
+
+    def predict_proba(self, X: TableLike, method: str = "linear") -> np.ndarray:
+        """``(n, 2)``: PyOD's shares of normal and strange, by scores between those of training.
+
+        ``"linear"``: from the least of them to the largest; ``"unify"``: by the error function of
+        their mean and deviation. They are no probabilities: see :meth:`p_values`.
+        """
+        check_is_fitted(self, "density_")
+        seen, scores = self.decision_scores_, self.decision_function(X)
+        if method == "linear":
+            strange = (scores - seen.min()) / max(float(np.ptp(seen)), 1e-12)
+        elif method == "unify":
+            strange = erf((scores - seen.mean()) / (max(float(seen.std()), 1e-12) * np.sqrt(2)))
+        else:
+            raise DataError(f"method must be 'linear' or 'unify', got {method!r}")
+        strange = np.clip(strange, 0.0, 1.0)
+        return np.column_stack([1 - strange, strange])
 
     def p_values(
         self,
