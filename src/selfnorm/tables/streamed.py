@@ -21,6 +21,7 @@ from selfnorm._files import atomic
 from selfnorm.columns import CodedColumns, Scan, Schema, Shards, hashed
 from selfnorm.density import Ranks
 from selfnorm.errors import DataError
+from selfnorm.tables.streaming import warnings_at_end
 from selfnorm.training import StoredRows
 
 PREVIEWED = 10_000  # rows for checks and the closing step
@@ -111,7 +112,7 @@ class Streamed:
             print(f"packed rows: {need / 2**30:.3g} GiB in {path.parent}, removed after the fit")
         first = 0
         try:
-            with atomic(path) as part, part.open("wb") as handle:
+            with warnings_at_end(), atomic(path) as part, part.open("wb") as handle:
                 for batch in self.shards.batches():
                     kept = hashed(np.arange(first, first + batch.num_rows)) >= share
                     first += batch.num_rows

@@ -90,7 +90,7 @@ def write(pieces: Iterable[Piece], sink: Sink, progress: bool) -> dict[str, Any]
     bar = tqdm(
         total=report["rows"], disable=None if progress else True, unit="row", unit_scale=True
     )
-    with bar, _warnings_at_end():
+    with bar, warnings_at_end():
         for piece in pieces:
             if not isinstance(sink, str | Path):
                 for table in piece.tables():
@@ -151,7 +151,7 @@ def _write_piece(piece: Piece, path: Path, count: Callable[[int], object]) -> No
 
 
 @contextmanager
-def _warnings_at_end() -> Iterator[None]:
+def warnings_at_end() -> Iterator[None]:
     """The first few warnings of many batches, when all are done."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SelfnormWarning)
