@@ -803,6 +803,14 @@ def rows_on_disk() -> str:
         ranks = rows_of("scale/ranks.json")
         body = [[cell(v) for v in row.values()] for row in ranks]
         parts.append(markdown_table([name.replace("_", " ") for name in ranks[0]], body))
+    for name in ("learned", "same", "cluster"):
+        if (RESULTS / "scale" / f"{name}.json").exists():
+            (row,) = rows_of(f"scale/{name}.json")
+            pairs = [(k, v) for k, v in row.items() if not isinstance(v, dict)]
+            inner = [(k, v) for k, v in row.items() if isinstance(v, dict)]
+            pairs += [(f"{k}, {way}", n) for k, v in inner for way, n in v.items()]
+            body = [[k.replace("_", " "), cell(v)] for k, v in pairs]
+            parts.append(markdown_table([f"`{name}`", ""], body))
     return "\n\n".join(parts)
 
 
