@@ -137,6 +137,7 @@ class OutlierDetector(BaseEstimator):
         X: TableLike,
         weights: tuple[ArrayLike, ArrayLike] | None = None,
         *,
+        break_ties: bool = True,
         random_state: RandomState = 0,
     ) -> np.ndarray:
         """``(n,)``: how often a normal row is as strange as each of these.
@@ -145,12 +146,14 @@ class OutlierDetector(BaseEstimator):
         ``P(p <= a) = a`` for every ``a``, whatever the density. For that each row is judged by one
         of the folds, and ties are broken, at random: ``random_state``. ``weights``, of the training
         rows and of those of ``X``: how much likelier each is where normal rows come from now than
-        it was where those of training did.
+        it was where those of training did. ``break_ties=False`` counts ties in full, and the row
+        itself: then ``p`` is ``1 / (n + 1)`` at least, and ``P(p <= a) <= a``.
         """
         scores = self._scores(X)
         n = scores.shape[1]
         rng = np.random.default_rng(seed_of(random_state))
         judge, ties = rng.integers(len(scores), size=n), rng.random((n,))
+        ties = ties if break_ties else np.ones(n)
         counts = None
         if weights is not None:
             of_training, of_rows = weights
@@ -165,13 +168,15 @@ class OutlierDetector(BaseEstimator):
 
         As many as Benjamini and Hochberg allow, so that on average at most the share ``fdr`` of
         them is normal. That holds if normal rows are as those of training are, and independent of
-        each other (Bates et al., 2023); how strange anomalies are does not matter.
+        each other (Bates et al., 2023); how strange anomalies are does not matter. Ties count in
+        full: of strange rows beyond all of training several would else have small p-values at once.
         """
         check_is_fitted(self, "density_")
         if not 0 < fdr < 1:
             raise DataError(f"fdr must be in (0, 1), got {fdr}")
         self._check_rate("fdr", fdr)
-        chosen = benjamini_hochberg(self.p_values(X, random_state=random_state), fdr)
+        p = self.p_values(X, break_ties=False, random_state=random_state)
+        chosen = benjamini_hochberg(p, fdr)
         rows, scores = np.flatnonzero(chosen), self.decision_function(X)
         return rows[np.argsort(-scores[rows], kind="stable")]
 
