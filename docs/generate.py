@@ -787,7 +787,10 @@ def scale() -> str:
 def on_disk() -> list[Row]:
     """Cases of tables on disk whose memory and seconds were measured."""
     names = [path.stem for path in sorted((RESULTS / "scale").glob("*memory*.json"))]
-    return [row for name in names for row in rows_of(f"scale/{name}.json")]
+    found: dict[tuple[str, int], Row] = {}
+    for row in [row for name in names for row in rows_of(f"scale/{name}.json")]:
+        found.setdefault((row["what"], row["rows"]), row)
+    return list(found.values())
 
 
 def rows_on_disk() -> str:
