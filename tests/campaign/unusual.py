@@ -5,6 +5,7 @@ from collections import OrderedDict
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.dataset
 
 from tests.campaign.tables import WORDS
 from tests.columns.catalogue import REFUSED, TABLES
@@ -24,6 +25,8 @@ def unusual(rng):
     """A table with a column of a rare type, at times of a rare name or holder; what it is."""
     every = [*TABLES.items(), *((why, table) for table, why in REFUSED)]
     kind, table = every[rng.integers(len(every))]
+    if isinstance(table, pyarrow.dataset.Dataset):
+        table = table.to_table()  # as it is, it is fitted and scored batch by batch
     rare, name = rng.random() < 0.15, "w"
     if rng.random() < 0.25:
         rare_names = NAMES if isinstance(table, pd.DataFrame | dict) else WORDS
