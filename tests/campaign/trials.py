@@ -192,12 +192,13 @@ def answers_on(rng, x, told, sample_weight=None, **options):
     there = [
         column.modelled or column.kind in ("constant", "duplicate") or array for column in columns
     ]
-    few = fitted.score_samples(x[:3]) if array else scores[:3]
+    few, error = fitted.log_prob(x[:3], return_std=True) if array else (scores[:3], 0.0)
     wrong = {
         "torch is not as before": state() != before,
         "scores are not finite": not np.isfinite([scores.sum(), drawn_scores.sum()]).all(),
         f"bounds {bounds}": not bounds.lower <= bounds.upper + 1e-6,
-        "a row's score hangs on the others": np.abs(few - scores[:3]).max() > 1e-6,
+        # where there are gaps, as many draws as all rows of a call have time for
+        "a row's score hangs on the others": (np.abs(few - scores[:3]) > 1e-6 + 8 * error).any(),
         "others once loaded": not all(all(map(equal, *pair)) for pair in pairs),
         "an explanation is not finite": np.isinf(np.array(cells(why), dtype=float)).any(),
         f"types {types}": [*compress(types[0], there)] != types[1] or types[0] != types[2],

@@ -62,3 +62,9 @@ def test_what_is_no_table_of_files_is_refused(tmp_path, source):
     (tmp_path / "text.csv").write_text("a\n1\n")
     with pytest.raises(DataError, match=source.replace("*", r"\*")):
         Shards.of(tmp_path / source)
+
+
+def test_a_file_is_named_once(folder):
+    path = sorted(folder.glob("*.parquet"))[0]
+    with pytest.raises(DataError, match="read twice"):
+        Shards.of([path, folder])

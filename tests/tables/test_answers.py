@@ -362,6 +362,23 @@ def test_a_rule_that_a_table_breaks_is_refused_by_its_rows():
         EnergyDensity(max_steps=1).fit(table, rules=[lambda frame: frame["x"] > 0])
 
 
+def test_events_beyond_the_rows_are_answered_by_the_density():
+    rng = np.random.default_rng(0)
+    table = {"k": rng.choice(["u", "v"], 300), "x": rng.normal(size=300), "y": rng.normal(size=300)}
+    density = EnergyDensity(**QUICK).fit(table, rules=["x < 400"])
+    far = max(table["x"].max(), table["y"].max()) + 0.5
+    one, other, either, sure = density.probability(
+        [f"x > {far}", f"y > {far}", f"x > {far} or y > {far}", "x < 400"]
+    )
+    assert max(one.low, other.low) < either.high
+    assert either.low < one.high + other.high
+    assert 0 < one.value < either.value
+    assert (sure.low, sure.value, sure.high) == (1, 1, 1)
+    beyond = density.expect("x", where=f"x > {far}")
+    assert far < beyond.quantiles[0.05] < beyond.mean.value
+    assert (density.sample(5, where=f"x > {far}", random_state=0)["x"] > far).all()
+
+
 @pytest.fixture(scope="module")
 def gappy() -> EnergyDensity:
     """Of labels, and of numbers that are missing in three rows of ten."""

@@ -137,3 +137,18 @@ def test_warnings_of_many_batches_come_once(density, files, monkeypatch):
     with pytest.warns(SelfnormWarning) as seen:
         density.score_batches(files, lambda _: None)
     assert [str(w.message)[-23:] for w in seen][2:] == ["and 5 more like these"]
+
+
+def test_a_file_without_rows_has_no_results(density, files):
+    pq.write_table(rows(0, 0), files / "3.parquet")
+    assert density.score_batches(files, files / "scored") == {"rows": 453, "files": 3, "kept": 0}
+
+
+def test_one_energy_scores_files(tmp_path):
+    x = np.random.default_rng(0).normal(size=(1000, 2))
+    density = sn.EnergyDensity(method="joint", max_steps=2, hidden=8, random_state=0).fit(x)
+    names = [column.name for column in density.schema_.columns]
+    pq.write_table(pa.table(dict(zip(names, x.T, strict=True))), tmp_path / "x.parquet")
+    density.score_batches(tmp_path / "x.parquet", tmp_path / "scored")
+    scored = pq.read_table(tmp_path / "scored" / "x.parquet")["log_density"]
+    assert np.allclose(scored, density.score_samples(x), atol=1e-4)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -149,7 +150,11 @@ def is_source(value: object) -> bool:
 def files_of(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
     """The files of a path, a folder or a glob, in the order of their names; or of several."""
     if isinstance(source, list | tuple):
-        return [path for one in source for path in files_of(one)]
+        files = [path for one in source for path in files_of(one)]
+        twice = [str(path) for path, count in Counter(files).items() if count > 1]
+        if twice:
+            raise DataError(f"{listed(twice)} would be read twice: name it once")
+        return files
     assert isinstance(source, str | os.PathLike)
     path, text = Path(source), os.fspath(source)
     if path.is_dir():

@@ -50,6 +50,7 @@ TOTAL = 32_768  # draws of a call, beyond the fewest of each row
 EVENT_SE = 0.06  # of the logarithm of the probability of an event, unless draws are counted
 GOAL_SE = 0.01  # nats: a row whose error is larger gets more draws
 RELIABLE_SE = 0.1  # nats
+ROUNDING = 1e-12  # of a sum of shares
 LEVEL = 0.95  # of intervals
 
 
@@ -86,7 +87,7 @@ class Estimate(Judged):
         if value <= 0.0:  # no draw obeys: one in so many could have been missed
             high = 1.0 - (1.0 - LEVEL) ** (1.0 / max(ess, 1.0))
             return cls(0.0, 0.0, high, se, ess, pareto_k, tuple(_findings(math.inf, pareto_k)))
-        value = min(value, 1.0)
+        value = value if value < 1.0 - ROUNDING else 1.0
         low, high = value, value
         if value < 1.0:
             log_odds, spread = math.log(value / (1 - value)), z * se / (value * (1 - value))
@@ -313,10 +314,9 @@ class ChainAnswers:
         return draws
 
     def coded(self, packed: Tensor) -> Tensor:
-        """Coded rows of packed draws."""
-        columns = self.chain.columns
+        """Coded rows of packed draws, also those beyond the range of the training rows."""
         code, z = packed[..., :2].double().unbind(-1)
-        return columns.unpack(code, columns.in_range(z))
+        return self.chain.columns.unpack(code, z)
 
     def _few(self, seen: Tensor, allowed: Sequence[PartValues | None] | None, gaps: bool) -> Tensor:
         """``(n,)``: rows with few completions, all of which can be weighed."""

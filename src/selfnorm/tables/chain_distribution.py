@@ -244,9 +244,7 @@ class ChainDistribution(RowDistribution):
                 counts = (fewest * shares[:, k]).ceil().long().clamp_min(FEWEST)
                 row = torch.arange(n).repeat_interleave(counts)
                 packed = density.columns.pack(alone)[0][row]
-                drawn = density.sample(
-                    len(row), packed, within=self.columns.keeps_range, seed=stream(seed, 1 + k)
-                )
+                drawn = density.sample(len(row), packed, seed=stream(seed, 1 + k))
                 new = torch.from_numpy(unpacked(density.columns, drawn))
                 rows = torch.where(seen[row].unsqueeze(-1), coded[row], new)
                 log_w = (log_members[:, k] - weights[k])[row]

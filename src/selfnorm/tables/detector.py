@@ -159,6 +159,8 @@ class OutlierDetector(BaseEstimator):
             of_training, of_rows = weights
             n_training = len(self.decision_scores_)
             counts = checked_weights(of_training, n_training), checked_weights(of_rows, n)
+            if not counts[0].any():
+                raise DataError("weights of the training rows are all zero: none calibrates")
         return conformal(self.decision_scores_, scores[judge, np.arange(n)], ties, counts)
 
     def discoveries(

@@ -182,7 +182,10 @@ class Questions:
                 with seeded(stream(seed, HOPELESS + attempt)):
                     chosen = draws.pick(torch.tensor([n]))
                 rows = draws.completed[chosen].numpy()
-                return self.schema.within_seen(rows, seen.expand(n, -1).numpy())
+                kept = self.schema.within_seen(rows, seen.expand(n, -1).numpy())
+                beyond = ~self.holding(event, torch.from_numpy(kept))  # an event may ask for that
+                kept[beyond] = rows[beyond]
+                return kept
         raise DataError(_TOO_RARE)
 
     def completed(self, coded: Tensor, seen: Tensor, seed: int, missing: bool) -> np.ndarray:

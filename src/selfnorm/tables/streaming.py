@@ -60,6 +60,8 @@ def pieces_of(
     for shard in shards.shards:
         stem = Path(shard.name).name
         stem = Path(stem).stem if Path(stem).suffix.lower() in FORMATS else stem
+        if shard.n_rows == 0:  # as engines write them: of no results
+            continue
         if stem in names:
             raise DataError(f"{names[stem]} and {shard.name} would be one file of results")
         names[stem] = shard.name

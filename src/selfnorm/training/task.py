@@ -274,7 +274,8 @@ def fingerprint(tensors: Sequence[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(str((tuple(tensor.shape), tensor.dtype)).encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        numbers = tensor.detach().cpu().contiguous().reshape(-1)  # of a single number, too
+        digest.update(numbers.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
