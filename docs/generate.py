@@ -724,10 +724,10 @@ def promises() -> str:
     names = {
         "below_0.1": "p-values of normal rows up to 0.1",
         "false_alarms_0.1": "false alarms of `predict` at 0.1",
-        "fdp_0.1": "false discoveries at 0.1, ties broken",
-        "power_0.1": "anomalies discovered at 0.1, ties broken",
-        "fdp_0.2": "false discoveries at 0.2, ties broken",
-        "power_0.2": "anomalies discovered at 0.2, ties broken",
+        "fdp_0.1": "false discoveries at 0.1, ties in full",
+        "power_0.1": "anomalies discovered at 0.1, ties in full",
+        "fdp_0.2": "false discoveries at 0.2, ties in full",
+        "power_0.2": "anomalies discovered at 0.2, ties in full",
     }
     tables = of["tables"]
     body = [["p-values of normal rows are uniform", f"on {of['uniform_ks']} of {tables} tables"]]
