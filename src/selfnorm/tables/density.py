@@ -581,7 +581,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         """:meth:`sample` any number of rows, a million a file; ``sink`` as of
         :meth:`score_batches`, and the rest as of :meth:`sample`.
         """
-        seed, whole = seed_of(random_state), whole_number("n_samples", n_samples)
+        seed, n_rows = seed_of(random_state), whole_number("n_samples", n_samples)
 
         def drawn(first: int, n: int) -> Iterator[pa.Table]:
             for start in range(first, first + n, DRAWN_ROWS):
@@ -590,10 +590,10 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
 
         key = self._made_by("sample", seed=seed, **how)
         one_file = isinstance(sink, str | Path) and Path(sink).suffix.lower() in FORMATS
-        in_file = whole if one_file else SAMPLES_PER_FILE
+        in_file = n_rows if one_file else SAMPLES_PER_FILE
         pieces = []
-        for k, first in enumerate(range(0, whole, in_file)):
-            n = min(in_file, whole - first)
+        for k, first in enumerate(range(0, n_rows, in_file)):
+            n = min(in_file, n_rows - first)
             own = key | {"first": first, "rows": n}
             pieces.append(Piece(f"part-{k:05}.parquet", n, own, partial(drawn, first, n)))
         return streaming.write(pieces, sink, progress)
